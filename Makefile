@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/pip --disable-pip-version-check --quiet install --constraint constraints.txt
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
+# Tests with simulated GPUs must not meet a real one, and processes that have met one cannot be forked.
+WITHOUT_GPU := CUDA_VISIBLE_DEVICES= $(PYTEST)
 # Without bytecode on disk, every process of the tests compiles the package and the tests anew.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -34,17 +36,17 @@ demo: $(READY)  ## compile a real model and show it equal to eager
 
 test: $(READY)  ## everything CI runs: format, lint, types, tests
 	@$(MAKE) --no-print-directory lint
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not gpu"
+	$(WITHOUT_GPU) -n $(WORKERS) --dist loadfile -m "not slow and not gpu"
 
 check: $(READY)  ## format, lint, types and the quick tests; run it before every commit
 	@$(MAKE) --no-print-directory lint
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "quick and not lengthy and not slow and not gpu"
+	$(WITHOUT_GPU) -n $(WORKERS) --dist loadfile -m "quick and not lengthy and not slow and not gpu"
 
 test-all: $(READY)  ## also the long sweeps
 	@$(MAKE) --no-print-directory lint
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not gpu"
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not gpu" --executor interpreter tests/contract tests/models
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not gpu" --check-bounds tests/contract tests/models tests/lower tests/fuzz
+	$(WITHOUT_GPU) -n $(WORKERS) --dist loadfile -m "not gpu"
+	$(WITHOUT_GPU) -n $(WORKERS) --dist loadfile -m "not gpu" --executor interpreter tests/contract tests/models
+	$(WITHOUT_GPU) -n $(WORKERS) --dist loadfile -m "not gpu" --check-bounds tests/contract tests/models tests/lower tests/fuzz
 
 test-gpu: $(READY)  ## the tests that need a GPU
 	$(PYTEST) -m gpu

@@ -14,6 +14,7 @@ gpu-NAME.json and gpu-NAME.md.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import json
@@ -23,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +33,7 @@ DEVICE = "cuda"
 RESULTS = Path(__file__).parent / "results"
 BACKENDS = ("eager", "inductor", "ferrite")
 ROUNDS = 30
+TRAINING_AHEAD = 12  # see `Clock.microseconds`: guards, autograd and two programs
 Function = Callable[..., Any]
 
 
@@ -79,7 +82,8 @@ def layer_norm_backward(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> An
 
 
 def kernel_cases(dtype: torch.dtype) -> Iterator[tuple[str, Function, list[Any], int]]:
-    """Name, function, inputs, and the bytes that must be read and written."""
+    """Name, function, inputs, and the bytes that must be read and written. Where an input wants a gradient, a call is
+    followed by the backward pass."""
     rows, columns = 32768, 1024
     x, y, w = random(rows, columns, dtype=dtype), random(rows, columns, dtype=dtype), random(columns, dtype=dtype)
     one = x.numel() * x.element_size()
@@ -101,7 +105,18 @@ def kernel_cases(dtype: torch.dtype) -> Iterator[tuple[str, Function, list[Any],
     yield "gather of rows, times 2", lambda a, i: a[i] * 2, [x, places], 2 * one
     thin = x.view(-1, 256)[:rows].contiguous()
     yield "index_add of 32768 rows of 256", lambda a, i, b: a.index_add(0, i, b), [thin, places, thin], 3 * one // 4
+    wants_gradient = x.detach().requires_grad_()
+    mask = x.numel()  # a byte for each element
     yield "dropout", lambda a: F.dropout(a, 0.1), [x], 2 * one
+    yield "dropout, forward and backward", lambda a: F.dropout(a, 0.1), [wants_gradient], 4 * one + 2 * mask
+    yield "gelu and dropout", lambda a: F.dropout(F.gelu(a), 0.1), [x], 2 * one
+    yield (
+        "gelu and dropout, forward and backward",
+        lambda a: F.dropout(F.gelu(a), 0.1),
+        [wants_gradient],
+        5 * one + 2 * mask,
+    )
+    yield "128 rows times rand", lambda a: a * torch.rand_like(a[0]), [x.view(128, -1)], 2 * one
     logits = random(4096, 50304, dtype=dtype)
     target = torch.randint(0, 50304, (4096,), device=DEVICE)
     yield "cross entropy, 4096 x 50304", F.cross_entropy, [logits, target], logits.numel() * logits.element_size()
@@ -123,9 +138,12 @@ class Clock:
     def __init__(self) -> None:
         self.waste = torch.empty(512 << 20, dtype=torch.uint8, device=DEVICE)
 
-    def microseconds(self, function: Function, inputs: Sequence[Any]) -> float:
+    def microseconds(self, function: Function, inputs: Sequence[Any], ahead: int = 1) -> float:
+        """`ahead`: how often the cache is emptied: 130 microseconds each on an H200, in which the host has to have
+        launched all of the call."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.waste.zero_()
+        for _ in range(ahead):
+            self.waste.zero_()
         start.record()
         function(*inputs)
         end.record()
@@ -139,6 +157,21 @@ class Clock:
         return 2 * a.numel() / median(taken) * 1e6
 
 
+def with_backward(function: Function) -> Function:
+    """A call and its backward pass. The gradient of the result is there beforehand, as that of a layer within a model
+    is: of all ones, which is no other work."""
+    gradients: list[torch.Tensor] = []
+
+    def call(*inputs: torch.Tensor) -> None:
+        result = function(*inputs)
+        if not gradients:
+            gradients.append(torch.ones_like(result))
+        wanted = [each for each in inputs if each.requires_grad]
+        torch.autograd.grad(result, wanted, gradients[0])
+
+    return call
+
+
 def kernels(chosen: argparse.Namespace) -> dict[str, Any]:
     clock = Clock()
     bandwidth = clock.copy_bandwidth()
@@ -150,14 +183,16 @@ def kernels(chosen: argparse.Namespace) -> dict[str, Any]:
         if time.perf_counter() - began > chosen.seconds:
             break
         found, notes = backends_for(function, inputs, chosen.backends)
-        with torch.no_grad():
-            for made in found.values():
+        trains = any(each.requires_grad for each in inputs)
+        calls = {backend: with_backward(made) if trains else made for backend, made in found.items()}
+        with torch.set_grad_enabled(trains):
+            for made in calls.values():
                 for _ in range(3):
                     made(*inputs)
-            taken: dict[str, list[float]] = {backend: [] for backend in found}
+            taken: dict[str, list[float]] = {backend: [] for backend in calls}
             for _ in range(ROUNDS):
-                for backend, made in found.items():
-                    taken[backend].append(clock.microseconds(made, inputs))
+                for backend, made in calls.items():
+                    taken[backend].append(clock.microseconds(made, inputs, TRAINING_AHEAD if trains else 1))
         row = {"case": name, "limit": round(size / bandwidth * 1e6, 1), "notes": notes}
         row |= {backend: round(median(numbers), 1) for backend, numbers in taken.items()}
         rows.append(row)
@@ -246,14 +281,10 @@ def launches(chosen: argparse.Namespace) -> dict[str, Any]:
 def with_graphs_from(least: int, function: Function, given: Sequence[Any]) -> Any:
     from ferrite.runtime.cuda import runs
 
-    kept, runs.MIN_GRAPH_LAUNCHES = runs.MIN_GRAPH_LAUNCHES, least
-    try:
+    machine = dataclasses.replace(runs.gpu_machine(), min_graph_launches=least)
+    with mock.patch.object(runs, "gpu_machine", return_value=machine):
         found, notes = backends_for(function, given, ("ferrite",))
-        if not found:
-            return notes
-        return measured_launches(found["ferrite"], given)
-    finally:
-        runs.MIN_GRAPH_LAUNCHES = kept
+        return measured_launches(found["ferrite"], given) if found else notes
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------

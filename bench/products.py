@@ -31,7 +31,8 @@ import torch.nn.functional as F
 
 from bench.backends import OURS, given_to, with_own_code
 from bench.measure import interleaved, ratio, write
-from ferrite.passes.shared.own_products import beside_torch
+from ferrite.machines import MatrixProduct
+from ferrite.passes.shared.facts import beside_torch
 
 Sizes = tuple[int, ...]  # (batch,) rows, inner, columns
 Function = Callable[..., torch.Tensor]
@@ -164,7 +165,7 @@ def row(kind: str, sizes: Sizes, rounds: int, clock: Callable[[], float]) -> tup
 
     rows, inner, columns = sizes[-3:]
     along = kind in ("linear", "frozen", "layer", "scores")
-    taken = beside_torch().product(rows, inner, columns, lie_along=along, in_panels=kind == "frozen") is None
+    taken = beside_torch().product(MatrixProduct(rows, inner, columns, along, in_panels=kind == "frozen")) is None
     seconds = interleaved({"torch": call("off"), "own": call("always")}, rounds, 0.01, clock=clock)
     work = 2 * math.prod(sizes) / 1e9
     speeds = [f"{work / statistics.median(seconds[name]):.1f}" for name in ("torch", "own")]

@@ -44,12 +44,13 @@ from ferrite.options import Options, resolve
 from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.passes.freezing import inlined_with_record
 from ferrite.passes.pre_grad import add_values, numerics_checked, reason_to_leave, values_to_examples
-from ferrite.pipeline import Fuel, PassRecord, Pipeline, devices_in
+from ferrite.pipeline import Fuel, PassRecord, Pipeline, devices_in, no_times
 from ferrite.runtime import Boxed, Freezer, Frozen, bytecode_of, call_frozen, load_host, run_in_eager
 from ferrite.schedule import Plan, make_plan
 from ferrite.targets import (
     Refusing,
     Targets,
+    Tuner,
     UncompiledOperations,
     buildable,
     executable_of,
@@ -59,6 +60,9 @@ from ferrite.targets import (
     runs_of,
     steps_for_eager,
     targets_for,
+    tuned,
+    tuner_for,
+    tuning_identity,
 )
 
 Passes = tuple[PassRecord, ...]
@@ -231,9 +235,9 @@ def compile_passed(
         store, places = cache.open_store(options), Places(graph.gm)  # as it was captured: stages edit it
 
     def key() -> cache.Key:
-        first_stage = {"first stage": "joint" if joint else "post_grad"}
+        more = {"first stage": "joint" if joint else "post_grad", "tuning": tuning_identity(options)}
         sources, machines = cache.source_digest(store), "; ".join(target.identity() for target in targets.values())
-        return cache.graph_key(graph, options, target=machines or "any", sources=sources, more=first_stage)
+        return cache.graph_key(graph, options, target=machines or "any", sources=sources, more=more)
 
     def read(artifact: cache.Artifact) -> tuple[Boxed, GraphRecord]:
         executable, objects, data = from_entry(artifact, places)
@@ -255,7 +259,11 @@ def compile_passed(
     lends = graph.kind is GraphKind.BACKWARD and options.recorded_gradients == "lent"
     recording = recording_for(here, kept_for_backward(graph), lends) if options.cuda_graphs else None
     known_threads = random_threads if recording is None else no_threads  # a recording knows torch's kernels alone
+    tuner = tuner_for(options, here)
+    compilation.times = tuner or no_times
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
+    if tuner is not None:
+        tuner.save()
     while True:
         with compilation.stage("lower"):
             try:
@@ -265,7 +273,7 @@ def compile_passed(
             if options.strict:
                 verify_program(lowered.program)
             dump.write("program.py", lambda: str(lowered.program))  # noqa: B023
-        plan, executable = scheduled(lowered.program, here, kernels, compilation, dump, recording)
+        plan, executable = scheduled(lowered.program, here, kernels, compilation, dump, recording, tuner)
         if not call_instead(graph.gm.graph, steps_for_eager(plan, here)):
             break
     with compilation.stage("codegen"):
@@ -301,13 +309,14 @@ def scheduled(
     compilation: Compilation,
     dump: Dump,
     recording: Recording | None = None,
+    tuner: Tuner | None = None,
 ) -> tuple[Plan, Executable]:
-    """A plan, and its kernels compiled. Where a code generator has nothing for a kernel, there is another plan, in
-    which its operations are kernels of their own, or else steps."""
+    """A plan, and its kernels compiled, arranged as was measured to be fastest. Where a code generator has nothing for
+    a kernel, there is another plan, in which its operations are kernels of their own, or else steps."""
     options, failed = compilation.options, defaultdict[frozenset[str], list[Refusal]](list)
     while True:
         with compilation.stage("schedule"):
-            schedulings = {device: Refusing(target.scheduling, failed) for device, target in targets.items()}
+            schedulings = {device: Refusing(tuned(target, tuner), failed) for device, target in targets.items()}
             fuel = Fuel(options.fuel)
             plan = make_plan(program, schedulings, verify=options.strict, fuel=fuel, observe=dump.schedule)
             dump.write("kernels.py", plan.kernel_text)

@@ -27,7 +27,7 @@ def no_random_state(self: PhiloxState) -> None:
     self.relative_offset, self.offset_advanced_at_least_once = 0, False
 
 
-PhiloxState.reset = no_random_state  # type: ignore[method-assign]
+PhiloxState.reset = no_random_state
 # `torch.manual_seed` formats a traceback for each kind of device that is not there, and keeps it: 3 to 5 ms.
 for kind in (torch.cuda, torch.xpu, torch.mtia):
     if not kind.is_available():

@@ -231,7 +231,7 @@ class Equal(nn.Module):
         self.weight = nn.Parameter(torch.randn(4, 4))
 
     def forward(self, x: Any) -> Any:
-        return x @ self.weight.exp() + x.sin() @ self.weight.to(torch.float32, copy=True).exp()
+        return x @ self.weight.exp() + x.sin() @ self.weight.to(x.dtype, copy=True).exp()
 
 
 class Int8Projections(nn.Module):
@@ -446,7 +446,6 @@ WRITTEN_OUT: tuple[Program, ...] = (
         randn((4, 4)),
         ("freeze/merge_equal_calls", "freeze/constant_fold", "freeze/note_parameters"),
         **FROZEN,
-        exact=False,
     ),
     Program(
         Scaled,
@@ -465,6 +464,13 @@ WRITTEN_OUT: tuple[Program, ...] = (
     ),
     Program(
         partial(nn.Linear, 32, 18), randn((5, 32)), ("weights_in_panels",), **frozen(own_products="always"), terms=32.0
+    ),
+    Program(
+        partial(nn.Conv2d, 4, 18, 3),
+        randn((2, 4, 6, 5)),
+        ("channels_in_panels",),
+        **frozen(own_convolutions="always"),
+        terms=36.0,
     ),
     Program(Projections, randn((4, 16)), ("merge_sibling_products",), **frozen(horizontal=("merge_sibling_products",))),
     Program(

@@ -134,22 +134,24 @@ def make_folders(folders: Iterable[Path]) -> None:
     """Make private folders, each inside the one before, and what is missing above the first. Unusable, where others
     could get at them."""
     for number, path in enumerate(folders):
-        if number == 0:
-            make_above(path.parent)
-            check_above(path)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
+        make_folder(path, with_above=number == 0)
         check_folder(path)
 
 
 def make_shared(path: Path) -> None:
     """Make a folder that an option names, if it is missing. Unusable, where somebody else could get at what we put
     there."""
-    make_above(path.parent)
-    check_above(path)
+    make_folder(path, with_above=True)
+    check_shared(path)
+
+
+def make_folder(path: Path, with_above: bool) -> None:
+    """Make a folder of ours, if it is missing; `with_above`: and what is missing above it."""
+    if with_above:
+        make_above(path.parent)
+        check_above(path)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    check_shared(path)
 
 
 def make_above(path: Path) -> None:

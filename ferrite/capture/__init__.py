@@ -27,7 +27,11 @@ from ferrite.capture.torch_operators import (
     schema,
     written_arguments,
 )
-from ferrite.capture.torch_state import on_real_tensors, outside_of_modes
+from ferrite.capture.torch_state import (
+    gradients_of_pointwise_weights_lie_as_images,
+    on_real_tensors,
+    outside_of_modes,
+)
 
 __all__ = [
     "Before",
@@ -43,6 +47,7 @@ __all__ = [
     "decomposition",
     "every_operator",
     "functional_twin",
+    "gradients_of_pointwise_weights_lie_as_images",
     "has_arm_compute_library",
     "is_operator",
     "is_random",

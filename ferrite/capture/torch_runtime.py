@@ -43,11 +43,37 @@ BOUND_TO_PYTHON = frozenset(
 
 def direct_call(operator: Any) -> Any:
     """What does the same as an operator in the least time."""
+    if is_drawn_again(operator):
+        return on_the_gpu_of_its_operands(operator)
     if type(operator) is not torch._ops.OpOverload:
         return operator
     if str(operator) in BOUND_TO_PYTHON:
         return getattr(torch._C._VariableFunctions, operator._schema.name.removeprefix("aten::"), operator._op)
     return operator._op  # what calling it calls, after one frame of Python
+
+
+def is_drawn_again(operator: Any) -> bool:
+    """Whether it is one of those that draw the numbers of a checkpoint twice: a GPU's state is that of the current one
+    to them, whichever one draws."""
+    return isinstance(operator, torch._ops.HigherOrderOperator) and operator.name() in DRAWN_AGAIN
+
+
+DRAWN_AGAIN = ("run_and_save_rng_state", "run_with_rng_state")
+
+
+def on_the_gpu_of_its_operands(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, while the GPU that its operands or results are on is the current one."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = (*args, kwargs.get("device"))
+        devices = (getattr(each, "device", each) for each in given if isinstance(each, torch.Tensor | torch.device))
+        gpu = next((each for each in devices if each.type == "cuda"), None)
+        if gpu is None:
+            return operator(*args, **kwargs)
+        with torch.cuda.device(gpu):
+            return operator(*args, **kwargs)
+
+    return call
 
 
 def without_overrides(function: BoxedCallable) -> BoxedCallable:

@@ -7,6 +7,7 @@ The second door beside `torch_api`, for the same reason: a new torch release is 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -45,6 +46,18 @@ def on_real_tensors() -> Iterator[None]:
         torch.no_grad(),
     ):
         yield
+
+
+@functools.cache
+def gradients_of_pointwise_weights_lie_as_images() -> bool:
+    """Whether the gradient of a contiguous weight of 1 by 1 has its channels last where the image has: torch 2.11 lays
+    it out as the weight, though its fake tensors say otherwise. Asked with an image so large that oneDNN has it."""
+    with on_real_tensors():
+        image = torch.ones(1, 64, 32, 32).contiguous(memory_format=torch.channels_last)
+        window = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+        backward = torch.ops.aten.convolution_backward.default
+        found = backward(image, image, torch.ones(64, 64, 1, 1), None, *window, [False, True, False])
+    return bool(found[1].stride() == (64, 1, 64, 64))
 
 
 def source_of(placeholder: torch.fx.Node) -> Any | None:

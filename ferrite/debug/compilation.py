@@ -23,7 +23,17 @@ from ferrite.debug.record import CompileRecord, GraphRecord, start_record
 from ferrite.errors import CompilerBug, FerriteError, Refusal, layout
 from ferrite.graph import ModelLine, first_model_line, model_line
 from ferrite.options import Options
-from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline, warn_at, warn_of_failed_pass
+from ferrite.pipeline import (
+    Fuel,
+    PassContext,
+    PassRecord,
+    Pipeline,
+    Times,
+    no_times,
+    run_pipeline,
+    warn_at,
+    warn_of_failed_pass,
+)
 from ferrite.runtime import Boxed, run_in_eager
 
 Result = TypeVar("Result")
@@ -39,6 +49,7 @@ class Compilation:
         self.options = options
         self.record: CompileRecord = start_record(options, first_model_line(gm.graph.nodes))
         self.dump_folder = DumpFolder(options.dump_dir)
+        self.times: Times = no_times  # of matrix products: what passes may ask for
         self.lock = threading.RLock()  # two threads may need the same backward graph at once
 
     # --- running stages -----------------------------------------------------------------------------------------------
@@ -84,7 +95,7 @@ class Compilation:
     # --- passes -------------------------------------------------------------------------------------------------------
 
     def context(self, is_inference: bool) -> PassContext:
-        return PassContext(self.options, is_inference, Fuel(self.options.fuel))
+        return PassContext(self.options, is_inference, Fuel(self.options.fuel), times=self.times)
 
     def with_own(self, pipeline: Pipeline) -> Pipeline:
         """A stage with the users' own passes in their places."""

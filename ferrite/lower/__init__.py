@@ -4,9 +4,9 @@ In: a `CapturedGraph`. Out: a `Program`, where every operator is lowered, compos
 with a reason; and the objects that it names.
 """
 
-from ferrite.lower.builder import no_threads
-from ferrite.lower.cuda_random import THREAD_GROUP, dropout_numbers
-from ferrite.lower.graph import LoweredProgram, call_instead, lower_graph
+from ferrite.lower.builder import DrawingKernel, no_threads
+from ferrite.lower.cuda_random import THREAD_GROUP, distribution_numbers, dropout_numbers
+from ferrite.lower.graph import LoweredProgram, call_instead, lower_graph, lower_module
 from ferrite.lower.probes import correct_forecasts, strides_of_outputs
 from ferrite.lower.refusals import refused_by_eager
 from ferrite.lower.table import how_lowered
@@ -14,13 +14,16 @@ from ferrite.lower.walk import LoweringFailure
 
 __all__ = [
     "THREAD_GROUP",
+    "DrawingKernel",
     "LoweredProgram",
     "LoweringFailure",
     "call_instead",
     "correct_forecasts",
+    "distribution_numbers",
     "dropout_numbers",
     "how_lowered",
     "lower_graph",
+    "lower_module",
     "no_threads",
     "refused_by_eager",
     "strides_of_outputs",

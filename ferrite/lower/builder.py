@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Container, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,11 +24,13 @@ from ferrite.lower.sizes import Sizes
 from ferrite.lower.value import Box, Value, broadcast_place, own_axes, whole
 
 CPU = frozenset({"cpu"})
-# How many threads a kernel of torch that draws random numbers has at most on a GPU; None where that is not known.
-RandomThreads = Callable[[torch.device], int | None]
+# How many threads a kernel of torch that draws random numbers has at most on a GPU; None where that is not known, or
+# where it does not draw as expected. Kernels are of two kinds, which differ in who draws what.
+DrawingKernel = Literal["dropout", "distribution"]
+RandomThreads = Callable[[torch.device, DrawingKernel], int | None]
 
 
-def no_threads(device: torch.device) -> None:
+def no_threads(device: torch.device, kernel: DrawingKernel) -> None:
     """What is drawn is left to torch."""
 
 

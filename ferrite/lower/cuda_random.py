@@ -10,21 +10,28 @@ so that element e is drawn by thread e // V % threads, as word e // (V * threads
 began. V is as large as 16 bytes allow, where it divides the number of elements and the operand lies accordingly. Where
 V is less than four, neighbours would share no block, which makes a kernel slower than torch's: it stays a call.
 
+`rand` and its like have a thread for each element, as long as there are threads; then it is thread 0's turn again:
+
+    element e is drawn by thread e % threads, as word e // threads behind where the draw began
+
+Here neighbours never share a block. Up to as many elements as threads, torch's kernel makes no fewer blocks than ours
+does; of more, ours would make four times as many, and it stays a call, unless nobody knows how many there are.
+
 Where the draws of a program begin is asked for once (`RandomState`), as long as no other operation with an effect is in
 between. Torch's own calls that draw are such operations, and keep their places.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ferrite.capture import torch_operators
+from ferrite.capture import torch_api, torch_operators
 from ferrite.errors import NotLowered
 from ferrite.ir import (
-    ONE,
     ZERO,
     Expr,
     Index,
@@ -32,6 +39,7 @@ from ferrite.ir import (
     Random,
     Symbol,
     contiguous_strides,
+    flat_extent,
     index_value,
     minimum,
     number,
@@ -40,6 +48,7 @@ from ferrite.ir import (
 )
 from ferrite.ir.program import RandomState, defines, has_effect
 from ferrite.lower.builder import Builder
+from ferrite.lower.table import DRAWN
 from ferrite.lower.value import Value, own_axes
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -51,30 +60,64 @@ GIVEN = ("input", "donated", "constant")
 
 def draw_for_dropout(ctx: Builder, x: Value) -> Expr:
     """The number above 0, up to 1, that `native_dropout` draws for each element of its operand."""
-    most = ctx.random_threads(x.device)
+    most = ctx.random_threads(x.device, "dropout")
     if most is None:
         raise NotLowered("its mask comes from a generator of the device")
     if x.dtype not in DTYPES:
         raise NotLowered(f"which numbers are drawn for {x.dtype} is not known")
-    elements: Index = ONE
-    for size in x.sizes:
-        elements = elements * size
-    if elements.low is None or elements.low < 1:
-        raise NotLowered("for a tensor without elements nothing is drawn")
+    elements = elements_of(x.sizes)
     aligned = input_to_align(ctx, x)
     vector = vector_elements(ctx, x, elements, aligned)
-    threads = minimum((elements + THREAD_GROUP - 1) // THREAD_GROUP, number(most // THREAD_GROUP)) * THREAD_GROUP
-    place: Index = ZERO
-    for axis, stride in zip(own_axes(x.sizes), contiguous_strides(x.sizes), strict=True):
-        place = place + axis * stride
+    threads = threads_for(elements, most)
     seed, first = begin_draw(ctx, x.device, (elements - 1) // (threads * 4) + 1, aligned)
-    counter, stream = dropout_numbers(place, first, vector, threads)
+    counter, stream = dropout_numbers(flat_places(x.sizes), first, vector, threads)
     return Random.intern("curand_uniform", index_value(seed), counter, stream, torch.float32)
+
+
+def draw_for_distribution(ctx: Builder) -> Expr:
+    """The number above 0, up to 1, that `rand` and its like draw for each element of their result."""
+    device = ctx.out.device
+    most = ctx.random_threads(device, "distribution") if device.type == "cuda" else None
+    if most is None:
+        raise NotLowered(DRAWN)
+    if not torch_operators.known_contiguous(ctx.out):
+        raise NotLowered("which numbers are drawn for a tensor with gaps or other strides is not known")
+    elements = elements_of(ctx.out_sizes)
+    if torch_api.size_hint(ctx.out.numel()) > most:
+        raise NotLowered("torch's kernel has fewer numbers to make for so many elements")
+    threads = threads_for(elements, most)
+    seed, first = begin_draw(ctx, device, (elements - 1) // (threads * 4) + 1, None)
+    counter, stream = distribution_numbers(flat_places(ctx.out_sizes), first, threads)
+    return Random.intern("curand_uniform", index_value(seed), counter, stream, torch.float32)
+
+
+def elements_of(sizes: Sequence[Index]) -> Index:
+    elements = flat_extent(sizes)
+    if elements.low is None or elements.low < 1:
+        raise NotLowered("for a tensor without elements nothing is drawn")
+    return elements
+
+
+def threads_for(elements: Index, most: int) -> Index:
+    """Threads of torch's kernel, of which a GPU holds so many at most."""
+    return minimum((elements + THREAD_GROUP - 1) // THREAD_GROUP, number(most // THREAD_GROUP)) * THREAD_GROUP
+
+
+def flat_places(sizes: Sequence[Index]) -> Index:
+    place: Index = ZERO
+    for axis, stride in zip(own_axes(sizes), contiguous_strides(sizes), strict=True):
+        place = place + axis * stride
+    return place
 
 
 def dropout_numbers(place: Any, first: Any, vector: int, threads: Any) -> tuple[Any, Any]:
     """The counter and the stream of the number drawn for an element. `first`: the block that the draw begins with."""
     return first * 4 + place // (threads * vector) * vector + place % vector, place // vector % threads
+
+
+def distribution_numbers(place: Any, first: Any, threads: Any) -> tuple[Any, Any]:
+    """The same for an element of a distribution."""
+    return first * 4 + place // threads, place % threads
 
 
 def input_to_align(ctx: Builder, x: Value) -> str | None:

@@ -9,7 +9,15 @@ lowering, which have a device and no target, ask `machine_of` (or `host_machine`
 known to be one); a target has the same machine, with what it asked the hardware. A new one is added to `MACHINES`.
 """
 
-from ferrite.machines.beside_torch import UNMEASURED, BesideArmComputeLibrary, BesideMkl, BesideTorch
+from ferrite.machines.beside_torch import (
+    UNMEASURED,
+    BesideArmComputeLibrary,
+    BesideMkl,
+    BesideTorch,
+    DepthwiseWindow,
+    MatrixProduct,
+    beside_cublas,
+)
 from ferrite.machines.cpu import NEOVERSE_N1, XEON, Machine
 from ferrite.machines.gpu import H200, GpuMachine, MatrixSpeeds
 from ferrite.machines.known import MACHINES, AnyMachine, gpu_machine, host_machine, machine_of
@@ -24,9 +32,12 @@ __all__ = [
     "BesideArmComputeLibrary",
     "BesideMkl",
     "BesideTorch",
+    "DepthwiseWindow",
     "GpuMachine",
     "Machine",
+    "MatrixProduct",
     "MatrixSpeeds",
+    "beside_cublas",
     "gpu_machine",
     "host_machine",
     "machine_of",

@@ -105,6 +105,13 @@ class Machine:
     # the time (`bench/results/horizontal-aarch64.md`).
     quick_product_multiplications: int = 8192
     max_quick_rows: int = 8
+    # Multiplications from which a convolution of torch's is worth several calls, or images that are turned for it:
+    # smaller ones are no faster (the tables in `passes/post_grad/convolutions.py` and `channels_last.py`).
+    min_split_convolution: int = 1 << 21
+    # And from which a constant weight pays in another layout: in general, and of one by one (`bench/layouts.py`, the
+    # table in `passes/freezing/layouts.py`).
+    min_weight_layout_convolution: int = 1 << 21
+    min_weight_layout_pointwise: int = 1 << 25
     # Keys up to which torch's kernel for attention is level with products while training: see `bench/attention.py`.
     max_training_attention_keys: int = 128
 

@@ -35,7 +35,7 @@ class GpuMachine:
     """The numbers are those of an H200; where one was measured, what was seen stands beside it.
 
     `threads` and `registers`: of one multiprocessor. `shared_bytes`: memory that its threads share. `cache_bytes`:
-    of all of them. `bytes_per_second`: that a large copy reads and writes.
+    of all of them.
     """
 
     multiprocessors: int = 132
@@ -43,7 +43,11 @@ class GpuMachine:
     registers: int = 1 << 16
     shared_bytes: int = 228 << 10
     cache_bytes: int = 50 << 20
-    bytes_per_second: float = 4.17e12  # measured: copies of 512 MB
+
+    @property
+    def program_shared_bytes(self) -> int:
+        """What one program may have of them: a KiB is the system's."""
+        return self.shared_bytes - (1 << 10)
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -83,8 +87,13 @@ class GpuMachine:
     # The same where rows are gone through several times, and only reduced.
     # Measured: argmax over rows of 32768 x 1024 in bf16, 22 us with 32, 24 with 16 (the memory's time is 16).
     reduced_elements: int = 32
-    # The same where columns are reduced, a block of rows at a time: with 16, a GPU before Hopper has too few registers.
-    column_elements: int = 8
+    # The same where columns are reduced, a block of rows at a time; where there are fewer programs than that needs to
+    # keep all multiprocessors busy; and where a program holds its columns.
+    # Measured: statistics of 32 x 512 x 28 x 28 in bf16, channels side by side, 16 us with 16, 27 with 8; sums of 1792
+    # pieces of 256 columns, by 16 programs, 7 us with 8, 13 with 16.
+    column_elements: int = 16
+    few_column_elements: int = 8
+    held_column_elements: int = 32
     # Elements that one program may scan though most of the machine is idle: three launches take as long.
     long_scan_elements: int = 1 << 15
     # Elements of a row that a program sorts, and one thread's: of longer ones the source takes seconds to compile, the
@@ -115,6 +124,9 @@ class GpuMachine:
     # Measured: softmax of 512 rows of 65536 in bf16, 60 us with 8192 shared by 16 warps, 64 with 4096, 77 with 2048.
     step_elements: int = 4096
     row_step_elements: int = 8192
+    # Elements of columns that a program holds all at once, instead of going through them in steps; twice as many where
+    # there are fewer programs than multiprocessors.
+    column_block: int = 1 << 13
     # Rows of a block of columns, whose `step_elements` are so at least 64 columns: 128 bytes in 16 bits, one line.
     max_block_rows: int = 64
     # Elements of rows that are only reduced, up to which `reduced_elements` holds: of more, more threads have some.
@@ -124,6 +136,8 @@ class GpuMachine:
     # least: starting it takes a microsecond, in which a multiprocessor reads about so many. Not measured one by one.
     min_split_elements: int = 1 << 15
     min_piece_elements: int = 4096
+    # What is added up in one piece of a matrix product at least, where another kernel adds the pieces up. Not measured.
+    min_piece_summed: int = 512
     # Bytes that a kernel touches, up to which starting it counts: the memory has them in six microseconds.
     small_bytes: int = 24 << 20
     # Bytes side by side that make a load of a warp whole, and those that memory gives at once.
@@ -143,10 +157,14 @@ class GpuMachine:
     # --- calls of torch -----------------------------------------------------------------------------------------------
 
     # What a launch takes, and what a copy reads and writes, for calls that are one instead of several. Below what was
-    # measured, so that one is taken where it pays on slower GPUs, too: four small kernels take 55 microseconds.
+    # measured, so that one is taken where it pays on slower GPUs, too: four small kernels take 55 microseconds, and
+    # copies of 512 MB read and write 4.17e12 bytes a second.
     call_seconds: float = 4e-6
     copy_bytes_per_second: float = 1e12
     matrix_speeds: MatrixSpeeds = MatrixSpeeds()
+    # Launches of a run from which on they are a CUDA graph.
+    # Measured: 4 small kernels take 55 us one by one and 24 as a graph, 16 take 100 and 52.
+    min_graph_launches: int = 3
 
 
 H200 = GpuMachine()

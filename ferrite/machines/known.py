@@ -35,7 +35,7 @@ def host_machine() -> Machine:
 
 
 def gpu_machine() -> GpuMachine:
-    """The GPU that was measured: others have what decides before a target is known in like proportion."""
+    """The GPU that was measured: what passes decide by is about the same on others, and a target asks its own."""
     return H200
 
 

@@ -67,7 +67,8 @@ class Whole:
     max_autotune: bool = option(
         False,
         env="FERRITE_MAX_AUTOTUNE",
-        doc="What the mode `max-autotune` asks for. Nothing is measured while compiling; `cpu_grouped_gemm` needs it.",
+        doc="What the mode `max-autotune` asks for: matrix products on a GPU are measured while compiling, as torch's "
+        "calls and as kernels of our own (see `tuning`); `cpu_grouped_gemm` needs it.",
     )
     cuda_graphs: bool = option(
         False,
@@ -305,8 +306,15 @@ class PostGrad:
         "auto",
         env="FERRITE_OWN_PRODUCTS",
         doc="Matrix products as kernels of our own, which hold what follows them as well, and not as calls of torch's: "
-        "never, where that was measured to be as fast or faster (on Arm, and beside MKL for single rows and for a few "
-        "rows of frozen weights), or wherever they can be.",
+        "never, where that was measured to be as fast or faster (on Arm, beside MKL for single rows and for a few rows "
+        "of frozen weights, on an H200 for a few rows; and see `tuning`), or wherever they can be.",
+    )
+    tuning: Path | None = option(
+        None,
+        env="FERRITE_TUNING",
+        doc="A record of measurements, a text file: matrix products on a GPU that it says are faster so are kernels of "
+        "our own, arranged as it says. With `max_autotune` what it lacks is measured and added to it. One of another "
+        "GPU, or of other versions of torch and Triton, is not used, and a warning says why.",
     )
     own_convolutions: Literal["off", "auto", "always"] = option(
         "auto",

@@ -5,7 +5,7 @@ module, rewritten in place, and one record per pass. The driver alone times, cou
 spends fuel; a pass knows only its own work.
 """
 
-from ferrite.pipeline.context import Fuel, PassContext, PassRecord
+from ferrite.pipeline.context import Fuel, PassContext, PassRecord, Times, no_times
 from ferrite.pipeline.driver import PassFailure, devices_in, run_pipeline
 from ferrite.pipeline.passes import GraphPass, Pipeline, StageName, graph_pass
 from ferrite.pipeline.report import warn_at, warn_of_failed_pass, warn_once_about
@@ -19,9 +19,11 @@ __all__ = [
     "PassRecord",
     "Pipeline",
     "StageName",
+    "Times",
     "copy_graph",
     "devices_in",
     "graph_pass",
+    "no_times",
     "run_pipeline",
     "warn_at",
     "warn_of_failed_pass",

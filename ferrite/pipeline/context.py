@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ferrite.options import Options
+from ferrite.tune import Measured, ProductProblem
 
 
 class Fuel:
@@ -24,6 +26,16 @@ class Fuel:
             self.amount -= 1
 
 
+class Times(Protocol):
+    """How long things take, as far as that was measured."""
+
+    def __call__(self, problem: ProductProblem) -> Measured | None: ...
+
+
+def no_times(problem: ProductProblem) -> Measured | None:
+    return None
+
+
 @dataclass
 class PassContext:
     """Handed to every pass: what kind of graph it is, and the options. Passes report rewrites by rule through it."""
@@ -34,6 +46,7 @@ class PassContext:
     rewrites: collections.Counter[str] = field(default_factory=collections.Counter)
     facts: collections.Counter[str] = field(default_factory=collections.Counter)  # what passes count besides rewrites
     steps: int = 0  # of matching: cost without a clock
+    times: Times = no_times  # of matrix products on the GPU of this process
     code_waits: bool = False  # the code of an edited graph is made when the stage is over: nobody runs it before
     known: object = None  # what the rewriter remembers of the graph from one pass to the next
 

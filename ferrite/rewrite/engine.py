@@ -215,6 +215,7 @@ class Engine:
                 is_inference=self.context.is_inference,
                 roots=old,
                 answers=self.answers,
+                times=self.context.times,
             )
             result = rule.rewrite(site)
             if isinstance(result, Refusal):

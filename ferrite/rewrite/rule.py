@@ -37,7 +37,7 @@ import torch
 from ferrite.errors import Refusal
 from ferrite.graph import Storage, fake_value
 from ferrite.options import Options
-from ferrite.pipeline import PassContext
+from ferrite.pipeline import PassContext, Times, no_times
 from ferrite.rewrite.arguments import arguments_of
 from ferrite.rewrite.match import DEFAULTS, Match, Matcher
 from ferrite.rewrite.pattern import Pattern, trace_pattern
@@ -170,6 +170,7 @@ class Site:
     roots: tuple[torch.fx.Node, ...] = ()
     # what rules found out and keep for other sites of the graph, while they run over it
     answers: dict[Any, Any] = field(default_factory=dict, repr=False)
+    times: Times = field(default=no_times, repr=False)  # of matrix products on the GPU of this process
 
     def through(self, *nodes: torch.fx.Node) -> None:
         """Say which nodes before this one the rewrite makes unnecessary: what they read is now read here.

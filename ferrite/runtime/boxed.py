@@ -7,7 +7,18 @@ from typing import Any
 
 import torch
 
+from ferrite.capture import torch_runtime
+
 Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+class EagerRun(torch.fx.Interpreter):
+    """Checkpoints on a GPU that is not the current one draw from the generator of that one, as in eager."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch_runtime.is_drawn_again(target):
+            return torch_runtime.on_the_gpu_of_its_operands(target)(*args, **kwargs)
+        return super().call_function(target, args, kwargs)
 
 
 def run_in_eager(gm: torch.fx.GraphModule) -> Boxed:
@@ -15,7 +26,7 @@ def run_in_eager(gm: torch.fx.GraphModule) -> Boxed:
 
     def run(args: list[Any]) -> Sequence[Any]:
         # an interpreter holds the values of one run: one each, since several threads may call
-        interpreter = torch.fx.Interpreter(gm, garbage_collect_values=True)
+        interpreter = EagerRun(gm, garbage_collect_values=True)
         interpreter.extra_traceback = False  # it would be part of the message of an error, which is eager's
         outputs: Sequence[Any] = interpreter.boxed_run(args)
         return outputs

@@ -12,11 +12,13 @@ from ferrite.targets.executable import (
 )
 from ferrite.targets.random_probe import random_threads
 from ferrite.targets.target import Target
+from ferrite.targets.tuning import Tuner, tuned, tuner_for, tuning_identity
 
 __all__ = [
     "Refusing",
     "Target",
     "Targets",
+    "Tuner",
     "UncompiledOperations",
     "buildable",
     "executable_of",
@@ -27,4 +29,7 @@ __all__ = [
     "runs_of",
     "steps_for_eager",
     "targets_for",
+    "tuned",
+    "tuner_for",
+    "tuning_identity",
 ]

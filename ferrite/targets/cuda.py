@@ -96,7 +96,6 @@ def machine_of(properties: Any) -> GpuMachine:
         multiprocessors=properties.multi_processor_count,
         threads=properties.max_threads_per_multi_processor,
         registers=properties.regs_per_multiprocessor,
-        shared_bytes=properties.shared_memory_per_multiprocessor,
         cache_bytes=properties.L2_cache_size,
     )
 

@@ -221,7 +221,7 @@ def test_autocast_around_a_function_counts(compile_twice):
     assert [first.result, second.result, other.result] == ["miss", "hit", "miss"]
 
 
-QUICK = ("distilbert", "vit", "resnet")
+QUICK = ("distilbert", "resnet")
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from ferrite.codegen.triton import kernel_source, launch_of, unsupported
 from ferrite.ir.kernel.parse import parse_kernel
-from tests.loop_kernels import GATHER, KERNELS, ONLINE_SOFTMAX, POINTWISE, SCATTER_ADD, SOFTMAX, WELFORD, changed
+from tests.gpu_plans import kernels_of
+from tests.loop_kernels import GATHER, KERNELS, ONLINE_SOFTMAX, POINTWISE, SCATTER_ADD, SOFTMAX, WELFORD, changed, text
 from tests.triton_kernels import BLOCKS, COMPLEX, IN_PLACE, ROW_SCANS, ROWS_IN_ORDER, TRIANGLE, kernel_of
 
 pytestmark = pytest.mark.quick
@@ -109,3 +111,36 @@ def test_threads_wait_between_statements_that_touch_the_same_memory():
     for source in (SOFTMAX, SCATTER_ADD, WELFORD, ROWS_IN_ORDER):
         assert "barrier" not in source_of(source)
     assert "barrier" in source_of(changed(ROWS_IN_ORDER, "out[8*k + j]", "out[4*k + j]"))
+
+
+IN_PLACE_ROWS = text("""
+    def kernel(x, y):
+        x = pointer(f32, 'both')
+        y = pointer(f32, 'read')
+        warps = 1
+        for k in parallel(4):
+            for r in serial(8, copies=3):
+                for j in vector(64, lanes=64):
+                    v0: f32 = x[512*k + 64*r + j]
+                    v1: f32 = y[512*k + 64*r + j]
+                    v2: f32 = add(v0, v1)
+                    a0: f32 = let(v2)
+                    x[512*k + 64*r + j] = a0
+""")
+
+
+def test_rows_that_one_warp_changes_in_place_are_loaded_ahead():
+    """Which Triton does not do where there is a barrier."""
+    source = source_of(IN_PLACE_ROWS)
+    assert "num_stages=3" in source
+    assert "barrier" not in source
+    assert source_of(changed(IN_PLACE_ROWS, "warps = 1", "warps = 2")).count("barrier") == 1, "before the store"
+    another_row = changed(IN_PLACE_ROWS, "v0: f32 = x[512*k + 64*r + j]", "v0: f32 = x[512*k + j]")
+    assert "barrier" in source_of(another_row), "an iteration loads what the one before it stored"
+
+
+def test_sums_of_the_same_lanes_are_combined_at_once():
+    kernel, *_ = kernels_of(lambda x: (x.sum(1), (x * x).sum(1), x.amax(1)), torch.empty(4096, 512))
+    source = kernel_source(kernel, "kernel")
+    assert source.count("tl.reduce(") == 2
+    assert "_2)" in source.partition("tl.reduce(")[2].partition("\n")[0]

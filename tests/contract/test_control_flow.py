@@ -67,7 +67,7 @@ def test_while_loop_that_runs_a_number_of_times_given_by_data() -> None:
     assert_same_tree(outputs, [halve(x) for x in inputs], [halve(x.double()) for x in inputs], "output")
 
 
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_while_loop_in_training(times: int, dynamic: bool) -> None:
     """The backward reads the states before each iteration, of which there are as many as data say: the first of them
     is computed before that is known."""

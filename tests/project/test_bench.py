@@ -165,7 +165,7 @@ def tiny() -> Model:
     return Model("tiny", "encoder", lambda: bert(1), padded_text(8), one_label, larger=2)
 
 
-@pytest.mark.parametrize("kind", ["inference", "training"])
+@pytest.mark.parametrize("kind", ["inference", pytest.param("training", marks=pytest.mark.slow)])
 def test_models_are_measured(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(models, "MODELS", {"tiny": tiny()})
     models.main([*SHORT, "--no-cold", "--kinds", kind, "--dtypes", "fp32", "--batches", "2", "--write", str(tmp_path)])

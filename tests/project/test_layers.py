@@ -23,6 +23,7 @@ LAYERS = [
     {"collector"},
     {"errors"},
     {"options"},
+    {"tune"},
     {"machines"},
     {"graph"},
     {"capture"},
@@ -185,7 +186,7 @@ def test_no_stage_of_passes_imports_another():
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("package", "devices", "others_know_none"),
-    [("schedule", {"cpu", "gpu"}, True), ("codegen", {"llvm", "triton"}, False)],
+    [("schedule", {"cpu", "gpu"}, True), ("codegen", {"llvm", "triton"}, False), ("runtime", {"cpu", "cuda"}, False)],
 )
 def test_devices_do_not_know_each_other(package, devices, others_know_none):
     """What they have in common lies in folders and files beside them. Those of the scheduler import no device's."""

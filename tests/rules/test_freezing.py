@@ -101,7 +101,7 @@ def image_for(layer: torch.nn.Module) -> torch.Tensor:
     return torch.randn(2, 4, *(5,) * (layer.weight.dim() - 2))
 
 
-@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("bias", [pytest.param(False, marks=pytest.mark.slow), True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_arithmetic_behind_convolutions_becomes_weights(kind, bias):
     layer = CONVOLUTIONS[kind](bias)

@@ -678,7 +678,7 @@ LOOPS = [
 ]
 
 
-@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("dynamic", SELDOM_DYNAMIC)
 @pytest.mark.parametrize("fn", LOOPS, ids=lambda fn: fn.__name__)
 def test_loops(fn, dynamic, length):

@@ -57,6 +57,7 @@ def test_a_training_step(tail, everywhere):
         torch.testing.assert_close(mine, theirs, rtol=0.1, atol=0.1 * float(theirs.float().abs().max()))
     forward = next(graph for graph in ferrite.last_compile().graphs if graph.kind == "forward")
     assert "1, 24, 3)" in forward.source, "the image is copied once, with its channels side by side"
+    assert forward.source.count("(27, 1, 9, 3)") == 1, "and so are weights of windows, for backward, too"
 
 
 def test_other_images_stay_as_they_are(everywhere):

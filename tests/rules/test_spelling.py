@@ -36,6 +36,8 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_no_argument_is_lost(name):
+    if name == "limits the wrong way round" and torch.__version__ < "2.13":
+        pytest.skip("older releases cannot trace it: their fake tensors refuse such limits")
     assert_same_as_eager(CALLS[name], lambda: [torch.randn(3, 4), torch.randn(3, 4)])
 
 

@@ -1,5 +1,5 @@
-"""On a GPU: dropout in kernels of our own draws the numbers that eager draws, and leaves the generator where eager
-does; and so does what stays torch's beside it."""
+"""On a GPU: dropout and its like in kernels of our own draw the numbers that eager draws, and leave the generator where
+eager does; and so does what stays torch's beside it."""
 
 from __future__ import annotations
 
@@ -84,6 +84,36 @@ def test_draws_of_ours_and_of_torch_keep_their_order():
         return F.dropout(y, 0.75), torch.randint(9, (5,), device=x.device), F.dropout(x.double() + 1, 0.5)
 
     assert_same_draws(function, random(70, 32), exact=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("sizes", [(3, 5), (32, 1, 1, 1), (1 << 18,)], ids=str)
+def test_distributions(dtype, sizes):
+    """Of at most as many elements as the GPU holds threads."""
+
+    def function(x):
+        noise, mask = torch.rand_like(x), torch.empty_like(x).bernoulli_(0.3)
+        between, hits = torch.empty_like(x).uniform_(-2, 2), torch.empty_like(x, dtype=torch.bool).bernoulli_(0.8)
+        return noise + 0, mask * 2, between + 0, hits | (x > 9), torch.rand(sizes, device=x.device) * 1
+
+    assert_same_draws(function, random(*sizes, dtype=dtype))
+
+
+def test_distributions_of_sizes_that_vary():
+    """Whether a thread draws one number or several is a matter of the size alone."""
+
+    def function(x):
+        return torch.rand_like(x) + 0, torch.empty_like(x).bernoulli_(0.3) * 2
+
+    f = compiled(function, dynamic=True)
+    for rows in (3, 100, 5000):
+        x = random(rows, 333)
+        assert all(map(torch.equal, states(f, x), states(function, x)))
+        assert draws_itself()
+
+
+def test_distributions_of_many_elements_are_torchs():
+    assert_same_draws(lambda x: torch.rand_like(x) + x, random(1 << 20), draws=False)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

@@ -177,7 +177,7 @@ SORTED = {
 
 
 @needs_triton
-@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize("machine", [pytest.param(MACHINE, marks=pytest.mark.slow), TINY], ids=["large", "tiny"])
 @pytest.mark.parametrize("name", SORTED, ids=lambda name: name.replace(" ", "-"))
 def test_short_rows_are_sorted_by_kernels(name, machine):
     function, inputs = SORTED[name]
@@ -417,10 +417,12 @@ def statistics(x):
 
 
 @needs_triton
+@pytest.mark.parametrize("column_block", [16, 1 << 10], ids=["in steps", "held"])
 @pytest.mark.parametrize("sizes", [(4, 16, 8, 8), (4, 16, 6, 8), (3, 16, 7, 5)], ids=["cut", "whole", "odd"])
-def test_statistics_of_channels_of_16_bits_are_those_of_pieces(sizes):
+def test_statistics_of_channels_of_16_bits_are_those_of_pieces(sizes, column_block):
     x = (side_by_side(*sizes) + 300).bfloat16()
-    plan = assert_as_eager(statistics, x, machine=SEVERAL_PROGRAMS, rtol=1e-5, atol=1e-6)
+    machine = replace(SEVERAL_PROGRAMS, column_block=column_block)
+    plan = assert_as_eager(statistics, x, machine=machine, rtol=1e-5, atol=1e-6)
     readers = [launch for launch in plan.launches if plan.program.inputs[0] in launch.arguments]
     assert len(readers) == 1, "memory is read once"
 

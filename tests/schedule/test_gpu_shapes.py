@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import ferrite.passes  # noqa: F401  # operators of our own
 from ferrite.codegen.triton import kernel_source, launch_of
 from ferrite.codegen.triton.emit import written
 from ferrite.codegen.triton.launch import OPTIONS
@@ -91,6 +92,21 @@ def test_columns_are_reduced_in_blocks_of_whole_lines_by_enough_programs():
     assert launch_of(first, "first").instances([]) >= 132
     assert lanes(first, "vector") == [64]
     assert launch_of(second, "second").instances([]) >= 8
+
+
+def test_columns_that_a_program_can_hold_are_one_block():
+    """All that a program loads is under way at once, and nothing is loaded twice."""
+    images = made(32, 1024, 14, 14, dtype=BF16).to(memory_format=torch.channels_last)
+    pieces, last = kernels_of(lambda x: torch.var_mean(x.float(), (0, 2, 3)), images)
+    assert lanes(pieces, "reduction") == [128]
+    assert launch_of(pieces, "pieces").instances([]) >= 528
+    assert " in range(" not in kernel_source(pieces, "pieces")
+    assert kernel_source(last, "last").count("tl.load(") == 2, "means of pieces, and deviations from them"
+    longer = made(32, 256, 56, 56, dtype=BF16).to(memory_format=torch.channels_last)
+    pieces, _last = kernels_of(lambda x: torch.var_mean(x.float(), (0, 2, 3)), longer)
+    source = kernel_source(pieces, "pieces")
+    assert source.count(" in range(") == 1
+    assert "tl.load(" in source.partition(" in range(")[0], "the number that deviations are from is loaded before"
 
 
 def test_what_is_read_once_need_not_stay_in_the_cache():
@@ -214,6 +230,11 @@ def test_a_few_long_scans_are_done_in_pieces():
     assert len(kernels_of(lambda x: x.cumsum(-1), made(2, 1 << 10))) == 1, "short ones"
 
 
+def layer(x, w, b):
+    """As passes write a linear layer in 16 bits."""
+    return F.silu((torch.ops.ferrite.wide_product(x, w.t()) + b).to(x.dtype))
+
+
 # --- whole kernels ----------------------------------------------------------------------------------------------------
 
 WHOLE = {
@@ -225,6 +246,7 @@ WHOLE = {
     ),
     "column_sum": (lambda x: x.sum(0), [made(32768, 1024, dtype=BF16)]),
     "transpose": (lambda x: (x.t() + 1).contiguous(), [made(4096, 2048)]),
+    "layer": (layer, [made(2048, 768, dtype=BF16), made(1000, 768, dtype=BF16), made(1000, dtype=BF16)]),
 }
 
 
@@ -239,6 +261,8 @@ def test_the_source_of_whole_kernels(name, golden):
 
 COMPILED = {
     **WHOLE,
+    "thin_layer": (layer, [made(8, 4096, dtype=BF16), made(8192, 4096, dtype=BF16), made(8192, dtype=BF16)]),
+    "layer_in_float32": (layer, [made(100, 768), made(768, 768), made(768)]),
     "long_softmax": (lambda x: x.softmax(-1), [made(512, 65536, dtype=BF16)]),
     "argmax": (lambda x: x.argmax(-1), [made(4096, 1024)]),
     "cumsum": (lambda x: x.cumsum(-1), [made(512, 10000)]),
@@ -267,7 +291,7 @@ def quantized(x):
 
 
 COMPILED["float8"] = quantized, [made(4096, 4096, dtype=BF16)]
-MORE = [name for name in COMPILED if name not in ("layer_norm", "scatter", "column_sums_too")]
+MORE = [name for name in COMPILED if name not in ("layer_norm", "scatter", "column_sums_too", "thin_layer")]
 
 
 def registers_and_spills(kernel, capability, folder, monkeypatch):
@@ -296,7 +320,14 @@ def registers_and_spills(kernel, capability, folder, monkeypatch):
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(
-    "name", ["layer_norm", "scatter", "column_sums_too", *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+    "name",
+    [
+        "layer_norm",
+        "scatter",
+        "column_sums_too",
+        "thin_layer",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in MORE),
+    ],
 )
 def test_kernels_compile_and_keep_everything_in_registers(name, capability, tmp_path, monkeypatch):
     function, inputs = COMPILED[name]

@@ -54,7 +54,8 @@ def test_weights_in_panels_are_read_as_they_are():
     panels = panels_of(weight.permute(2, 3, 1, 0))
     assert panels.shape == (-(-40 // width), 3, 3, 4, width)
     (launch,) = plan_of(convolved, x, panels).launches
-    assert sum(isinstance(item, Scratch) for item in walk(launch.kernel.body)) == 1  # sums, and nothing that is packed
+    if width == 16:  # with wider vectors images may be packed
+        assert sum(isinstance(item, Scratch) for item in walk(launch.kernel.body)) == 1  # sums, and nothing else
     memory = [torch.full([4 * 5 * 40], float("nan")), x.flatten(), panels.flatten()]
     run_kernel(launch.kernel, memory)
     expected = F.conv2d(x.permute(0, 3, 1, 2), weight).permute(0, 2, 3, 1)

@@ -99,4 +99,6 @@ def test_means_of_what_is_infinite_stay_so(number):
     x[1, -1] = number
     (variance, mean), result = compile_strict(fn)(x)
     (expected_variance, expected_mean), expected = fn(x)
+    if number == 3e38:  # whose variance is infinite: eager's normalised row is no number with AVX, and zero with NEON
+        expected[1] = (x[1] - expected_mean[1]) * expected_variance[1].rsqrt()
     torch.testing.assert_close((variance, mean, result), (expected_variance, expected_mean, expected), equal_nan=True)

@@ -16,6 +16,8 @@ from ferrite.ir.program import verify_program
 from ferrite.lower import correct_forecasts, no_threads
 from ferrite.lower.graph import lower_module
 from ferrite.machines import GpuMachine
+from ferrite.options import Options
+from ferrite.passes import post_grad_passes
 from ferrite.runtime import load_host, run_in_eager
 from ferrite.schedule import make_plan
 from ferrite.schedule.gpu import GpuScheduling
@@ -48,12 +50,15 @@ def gpus(monkeypatch):
     return target
 
 
-def compiled(function, devices, given, target, random_threads=no_threads):
-    """The host program of a function of tensors on these devices, and a function that runs it."""
+def compiled(function, devices, given, target, random_threads=no_threads, options=None):
+    """The host program of a function of tensors on these devices, and a function that runs it. `options`: of post-grad
+    passes, which are left out otherwise."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         pairs = zip(given, devices, strict=True)
         pictures = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) for x, device in pairs]
         graph = make_fx(function, tracing_mode="fake")(*pictures)
+    if options is not None:
+        post_grad_passes(graph, is_inference=True, options=Options(**options))
     targets = {"cpu": CPU, "cuda": target}
     lowered = lower_module(graph, kernels_on=targets, random_threads=random_threads)
     verify_program(lowered.program)
@@ -80,6 +85,50 @@ def test_a_graph_on_a_gpu(gpus):
     assert "empty_on_first_cuda(" in source.text
     assert {table.device for table in source.runs} == {"cuda:0"}
     assert {each.way for each in gpus.simulated.launched} >= {"python"}
+
+
+def layer(x, weight, bias, residual):
+    return [torch.relu(torch.nn.functional.linear(x, weight, bias)) + residual]
+
+
+def layer_inputs(rows=5, dtype=torch.bfloat16):
+    return [torch.randn(*sizes).to(dtype) for sizes in ((rows, 33), (40, 33), (40,), (rows, 40))]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 20])
+def test_a_matrix_product_of_our_own(gpus, rows):
+    given = layer_inputs(rows)
+    source, run = compiled(layer, ["cuda:0"] * 4, given, gpus, options={"own_products": "always"})
+    assert "mm" not in source.text
+    (table,) = source.runs
+    assert len(table.calls) == 1, "with all that follows it"
+    (result,), (right,) = run(*given), layer(*(each.double() for each in given))
+    assert (result.double() - right).abs().max() <= 2**-7 * right.abs().max()
+
+
+@pytest.mark.parametrize(("rows", "kernels"), [(4, 1), (100, 2)])
+def test_a_weight_of_8_bits_is_widened_where_it_is_read(gpus, rows, kernels):
+    """With many rows it would be done again and again: then it is in memory."""
+
+    def function(x, weight, scale):
+        return [x @ (weight.to(x.dtype) * scale).t()]
+
+    given = [torch.randn(rows, 32).bfloat16(), torch.randint(-9, 9, (64, 32), dtype=torch.int8), torch.rand(64, 1)]
+    given[2] = given[2].bfloat16()
+    source, run = compiled(function, ["cuda:0"] * 3, given, gpus, options={"own_products": "always"})
+    (table,) = source.runs
+    assert len(table.calls) == kernels
+    (result,), (right,) = run(*given), function(*given)
+    torch.testing.assert_close(result, right, rtol=2e-2, atol=2e-2 * right.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"), [({}, torch.bfloat16), ({"own_products": "always"}, torch.float64)], ids=str
+)
+def test_other_matrix_products_are_torchs(gpus, options, dtype):
+    given = layer_inputs(dtype=dtype)
+    source, _run = compiled(layer, ["cuda:0"] * 4, given, gpus, options=options)
+    assert "mm" in source.text
 
 
 def test_two_gpus_have_runs_of_their_own(gpus):

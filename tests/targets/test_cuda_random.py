@@ -6,6 +6,7 @@ Python; that torch draws by the same rule is what `ferrite.targets.random_probe`
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from importlib.util import find_spec
 
@@ -17,10 +18,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_api, torch_runtime
 from ferrite.capture.aot import complete_drawn_again
 from ferrite.ir.program import RandomState, call_of, has_effect, interpret, parse, verify_program
 from ferrite.lower.graph import lower_module
+from ferrite.runtime import run_in_eager
 from tests.targets.test_cuda_devices import compiled
 from tests.targets.test_cuda_devices import gpus as gpus
 
@@ -61,6 +63,17 @@ def mask_of(elements: int, itemsize: int, p: float, seed: int, offset: int) -> t
     return kept
 
 
+def numbers_of(elements: int, seed: int, offset: int) -> torch.Tensor:
+    """What torch's kernel of a distribution draws, thread by thread and turn by turn."""
+    threads, found = min(-(-elements // 256) * 256, THREADS), torch.empty(elements)
+    for thread in range(threads):
+        for calls, start in enumerate(range(thread, elements, 4 * threads), offset // 4):
+            words = philox((calls & WORD, calls >> 32, thread, 0), (seed & WORD, seed >> 32))
+            for word, place in zip(words, range(start, elements, threads), strict=False):
+                found[place] = torch.tensor(word).to(torch.float32) * 2.0**-32 + 2.0**-33
+    return found
+
+
 def growth(elements: int) -> int:
     threads = min(-(-elements // 256) * 256, THREADS)
     return 4 * ((elements - 1) // (threads * 4) + 1)
@@ -91,7 +104,7 @@ def generator(monkeypatch):
     return made
 
 
-def threads(device):
+def threads(device, kernel):
     return THREADS
 
 
@@ -231,6 +244,73 @@ def test_sizes_that_may_be_no_multiples_of_four():
     assert not any(isinstance(each, RandomState) for each in program.operations)
 
 
+def in_bounds(drawn, dtype, low=0.0, high=1.0):
+    value = (drawn * (high - low) + low).to(dtype)
+    return torch.where(value == high, low, value)
+
+
+DISTRIBUTIONS = {
+    "rand": (lambda x: torch.rand(x.shape, device=x.device), in_bounds),
+    "rand_like": (torch.rand_like, in_bounds),
+    "uniform": (lambda x: torch.ops.aten.uniform(x, -1.0, 3.0), functools.partial(in_bounds, low=-1.0, high=3.0)),
+    "bernoulli": (lambda x: torch.ops.aten.bernoulli.p(x, 0.7), lambda drawn, dtype: (drawn < 0.7).to(dtype)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions(generator, name, dtype):
+    function, expected = DISTRIBUTIONS[name]
+    x = torch.zeros(12, 20, dtype=dtype)
+    program = lowered(lambda x: (function(x) if name != "rand" else function(x).to(dtype), x + 1), x)
+    assert parse(str(program)) == program
+    assert not any(map(call_of, program.operations))
+    for _ in range(2):
+        before = generator.offset
+        drawn = numbers_of(x.numel(), generator.seed, before).view(x.shape)
+        result, _ = meaning(program, x)
+        assert torch.equal(
+            result, expected(drawn, torch.float32).to(dtype) if name == "rand" else expected(drawn, dtype)
+        )
+        assert generator.offset == before + growth(x.numel())
+
+
+def test_distributions_of_sizes_that_vary(generator):
+    """One program for all, whether a thread draws one number or several."""
+    program = lowered(lambda x: [torch.rand_like(x)], torch.empty(6, 30), tracing_mode="symbolic")
+    for rows in (2, 9, 70):
+        start = generator.offset
+        (result,) = meaning(program, torch.empty(rows, 30))
+        assert torch.equal(result.flatten(), in_bounds(numbers_of(rows * 30, generator.seed, start), torch.float32))
+        assert generator.offset == start + growth(rows * 30)
+
+
+def test_a_kernel_draws_a_distribution(gpus, generator):
+    """And what is drawn once is read at many points."""
+    x, start = torch.randn(5, 40), generator.offset
+    source, run = here(lambda x: [x * (torch.rand(5, 1, device=x.device) < 0.5)], ["cuda:0"], [x], gpus)
+    assert "op_" not in source.text
+    assert torch.equal(run(x)[0], x * (numbers_of(5, generator.seed, start) < 0.5).view(5, 1))
+
+
+LEFT_DISTRIBUTIONS = {
+    "many elements": lambda x: torch.rand(5, 60, device=x.device),
+    "in double precision": lambda x: torch.rand(5, device=x.device, dtype=torch.float64),
+    "bounds that are rounded to": lambda x: torch.ops.aten.uniform(x, 0.0, 0.3),
+    "other strides": lambda x: torch.rand_like(x.t()),
+    "in long integers": lambda x: torch.ops.aten.bernoulli.p(x.long(), 0.5),
+    "chances of elements": torch.bernoulli,
+    "normal": torch.randn_like,
+}
+
+
+@pytest.mark.parametrize("function", LEFT_DISTRIBUTIONS.values(), ids=LEFT_DISTRIBUTIONS)
+def test_distributions_that_stay_calls_of_torch(function):
+    operations = lowered(lambda x: [function(x + 1)], torch.empty(4, 16)).operations
+    assert not any(isinstance(each, RandomState) for each in operations)
+    assert sum(call_of(each) is not None for each in operations) == 1
+
+
 def test_checkpoints_draw_again_from_the_default_generator(monkeypatch):
     """As eager's do; what is drawn outside of one is drawn once, by our kernels."""
     state = torch.zeros(16, dtype=torch.uint8)
@@ -256,3 +336,31 @@ def test_checkpoints_draw_again_from_the_default_generator(monkeypatch):
         operations = verify_program(lower_module(part, kernels_on=["cuda"], random_threads=threads).program).operations
         found.append([call_of(each).operator if call_of(each) else "ours" for each in operations if has_effect(each)])
     assert found == [["higher_order.run_and_save_rng_state", "ours"], ["higher_order.run_with_rng_state"]]
+
+
+def test_a_checkpoint_draws_from_the_generator_of_its_gpu(monkeypatch):
+    """Which need not be the current one; torch's operators ask that one."""
+    current, asked = [0], []
+
+    @contextlib.contextmanager
+    def device(gpu):
+        before, current[0] = current[0], gpu.index
+        yield
+        current[0] = before
+
+    state = torch.zeros(16, dtype=torch.uint8)
+    monkeypatch.setattr("torch.cuda.device", device)
+    monkeypatch.setattr("torch.cuda.get_rng_state", lambda *gpu: asked.append(*current) or state)
+    saving, dropout = torch_api.higher_order("run_and_save_rng_state"), torch.ops.aten.native_dropout.default
+    rand = torch.ops.aten.rand.default
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x, y = torch.empty(4, device="cuda:1"), torch.empty(4, device="cuda:0")
+        called = torch_runtime.direct_call(saving)
+        assert called(dropout, x, 0.5, True)[1][0].device == x.device
+        assert called(dropout, y, 0.5, True)[1][0].device == y.device
+        assert called(rand, [4], device=x.device)[1].device == x.device
+        graph = torch.fx.Graph()
+        graph.output((graph.call_function(saving, (dropout, graph.placeholder("x"), 0.5, True)),))
+        run_in_eager(torch.fx.GraphModule({}, graph))([x])
+    assert asked == [1, 0, 1, 1]
+    assert current == [0]

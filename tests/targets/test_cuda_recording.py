@@ -92,7 +92,7 @@ def test_the_modes_ask_for_it(gpu):
 
 
 @pytest.mark.parametrize("gradients", ["copied", "lent"])
-@pytest.mark.parametrize("holds", [False, True])
+@pytest.mark.parametrize("holds", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_training(gpu, holds, gradients):
     """What forward keeps for backward stays in the memory of its recording, and is taken from there. Gradients are
     handed out in that of theirs where that is asked for: whoever holds them gets others."""

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
+from ferrite.machines import GpuMachine
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
@@ -84,7 +85,7 @@ def many(a, b, c):
 
 
 def test_many_launches_are_a_graph_whose_arguments_are_renewed(gpu, monkeypatch):
-    monkeypatch.setattr("ferrite.runtime.cuda.runs.MIN_GRAPH_LAUNCHES", 2)
+    monkeypatch.setattr("ferrite.runtime.cuda.runs.gpu_machine", lambda: GpuMachine(min_graph_launches=2))
     f = compiled(many)
     for place in range(4):
         given = torch.randn(5, 7), torch.randn(11, 3), torch.randn(2, 3, 4)  # at other addresses each time

@@ -210,18 +210,18 @@ def isnan(e: Emission, dtype: torch.dtype, lanes: int, value: str) -> str:
 
 @row("isinf")
 def isinf(e: Emission, dtype: torch.dtype, lanes: int, value: str) -> str:
-    if not is_float(dtype):
-        return _constant_bool(False, e, lanes)
-    w = words(e, dtype, lanes)
-    return w.compare("oeq", w.call("fabs", value), w.const(float("inf")))
+    return _beside_infinity(e, dtype, lanes, value, "oeq") if is_float(dtype) else _constant_bool(False, e, lanes)
 
 
 @row("isfinite")
 def isfinite(e: Emission, dtype: torch.dtype, lanes: int, value: str) -> str:
-    if not is_float(dtype):
-        return _constant_bool(True, e, lanes)
+    return _beside_infinity(e, dtype, lanes, value, "olt") if is_float(dtype) else _constant_bool(True, e, lanes)
+
+
+def _beside_infinity(e: Emission, dtype: torch.dtype, lanes: int, value: str, comparison: str) -> str:
+    """How a magnitude compares with infinity."""
     w = words(e, dtype, lanes)
-    return w.compare("olt", w.call("fabs", value), w.const(float("inf")))
+    return w.compare(comparison, w.call("fabs", value), w.const(float("inf")))
 
 
 @row("signbit")

@@ -1,7 +1,9 @@
 """When the threads of a program must wait for each other.
 
 Statements run in order, but a program has many threads, and one may load what another has stored. So a barrier stands
-between two statements that touch the same pointer, unless both only read it.
+between two statements that touch the same pointer, unless both only read it. The threads of one warp run in step: what
+they load is on its way before any of them stores, so that there a store need not wait for a load. That counts in loops
+whose loads Triton starts some iterations ahead: it does not where there is a barrier.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ class Barriers:
 
     def __init__(self, kernel: Kernel) -> None:
         self.pointers = frozenset(pointer.name for pointer in kernel.pointers if pointer.access != "read")
+        self.is_one_warp = kernel.warps == 1
         self.read: frozenset[str] = frozenset()
         self.written: frozenset[str] = frozenset()
 
     def before(self, statement: Statement) -> bool:
         """Whether a barrier must stand before a statement, which is done then."""
         loads, stores = self.loads(statement), self.stores(statement)
-        waits = bool(loads & self.written or stores & (self.read | self.written))
+        touched = self.written if self.is_one_warp else self.read | self.written
+        waits = bool(loads & self.written or stores & touched)
         if waits:
             self.clear()
         self.read, self.written = self.read | loads, self.written | stores
@@ -38,10 +42,16 @@ class Barriers:
         """
         stores = [item for item in walk(loop.body) if isinstance(item, Store) and item.buffer in self.pointers]
         names = [store.buffer for store in stores]
-        loads = {name for statement in walk(loop.body) for name in self.loads(statement)}
+        nodes = [item for statement in walk(loop.body) for item in nodes_in(statement)]
+        loads = [item for item in nodes if isinstance(item, Load) and item.buffer in names]
+        places = {store.buffer: store.coordinates for store in stores if _keeps_apart(loop, store)}
         blocks = any(isinstance(item, Loop) and item.kind in INDEPENDENT for item in walk(loop.body))
-        meet = blocks and not all(_keeps_apart(loop, store) for store in stores)
-        waits = not loads.isdisjoint(names) or len(set(names)) < len(names) or meet
+        waits = (
+            any(store.mode != "set" for store in stores)
+            or any(places.get(load.buffer) != load.coordinates for load in loads)
+            or len(set(names)) < len(names)
+            or (blocks and len(places) < len(stores))
+        )
         if waits:
             self.clear()
         return waits

@@ -51,6 +51,17 @@ _helper("""
 """)
 
 _helper("""
+    def multiply_add(left, right, total):
+        # a function of its own, since Triton's interpreter cannot multiply blocks of bfloat16
+        return tl.dot(left, right, total)
+""")
+_helper("""
+    def add_product(left, right, total):
+        # all digits of 32 bits; the block is summed first: one long chain of sums would round as often as it is long
+        return total + tl.dot(left, right, input_precision="ieee")
+""")
+
+_helper("""
     def atomic_add_half(pointer, value, mask):
         # rounded at every step, as eager's; Triton's interpreter has none of 16 bits
         tl.atomic_add(pointer, value, mask=mask, sem="relaxed")

@@ -96,6 +96,9 @@ REPLACED: dict[str, Any] = {
     "libdevice": Library(),
     "sort_lanes": sort_lanes,
     "atomic_add_half": add_one_by_one,
+    **dict.fromkeys(
+        ("multiply_add", "add_product"), with_torch(lambda left, right, total: total + left.float() @ right.float())
+    ),
     "to_bfloat16": with_torch(lambda value: value.to(torch.bfloat16)),
     "from_bfloat16": with_torch(lambda value: value.to(torch.float32)),
 }

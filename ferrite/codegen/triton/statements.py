@@ -17,6 +17,8 @@ from ferrite.codegen.triton.indices import is_narrow, widened
 from ferrite.codegen.triton.launch import Block, power_of_two
 from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import filled, type_name
+from ferrite.codegen.triton.products import BlockProduct, block_product, factor
+from ferrite.codegen.triton.rounding import all_are_rounded, exact_values
 from ferrite.codegen.triton.states import Accumulators
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.errors import NotGenerated
@@ -25,15 +27,11 @@ from ferrite.ir import (
     ONE,
     ZERO,
     Axis,
-    Cast,
     Expr,
     Index,
-    Local,
     Symbol,
     arithmetic_type,
     cast,
-    data_of,
-    indices_of,
     load,
     number,
     op,
@@ -52,22 +50,21 @@ from ferrite.ir.kernel import (
     Update,
     When,
     checks,
-    indices_in,
-    values_of,
     walk,
 )
 from ferrite.ir.program import OPERATOR_OF_MODE
 from ferrite.schedule.gpu import ATOMIC_TYPES
 
 ATOMIC_NAMES = {"add": "tl.atomic_add", "amax": "tl.atomic_max", "amin": "tl.atomic_min"}
-PROGRAM = symbol("program id", 0, (1 << 31) - 1)  # no size of a kernel has such a name
+# No size of a kernel has such a name.
+PROGRAM, ROW_BLOCK, COLUMN_BLOCK = (
+    symbol(name, 0, (1 << 31) - 1) for name in ("program id", "block of rows", "block of columns")
+)
 
 
 class Printer:
     def __init__(self, kernel: Kernel, name: str) -> None:
-        quick = _rounds_all(kernel)
-        exact = exact_nodes(kernel) if kernel.warps and not quick and _rounds_some(kernel) else None
-        self.module = Module(checks=tuple(checks(kernel)), quick=quick, exact=exact)
+        self.module = Module(checks=tuple(checks(kernel)), quick=all_are_rounded(kernel), exact=exact_values(kernel))
         self.module.names.add(name)
         self.module.once = frozenset(item.name for item in kernel.pointers if item.once)
         self.states = Accumulators(self.module)
@@ -101,18 +98,38 @@ class Printer:
             module.line("pid = tl.program_id(0)")
             module.atoms[PROGRAM] = Value("pid"), False
         scope = Scope()
+        places, programs = self.places(loops, counts)
+        for item, block, at in zip(loops, blocks, places, strict=True):
+            scope = self.spread(item, block, at, scope)
+        self.block(body, scope)
+        if not module.lines:
+            module.line("pass")
+        return programs
+
+    def places(self, loops: list[Spread], counts: list[Index]) -> tuple[list[Index], Index]:
+        """Which iteration or block of each loop a program has, and how many programs there are."""
         after: Index = ONE
         places: list[Index] = []
         for place, count in reversed(list(enumerate(counts))):
             at = PROGRAM // after
             places.insert(0, at if place == 0 else at % count)
             after = after * count
-        for item, block, at in zip(loops, blocks, places, strict=True):
-            scope = self.spread(item, block, at, scope)
-        self.block(body, scope)
-        if not module.lines:
-            module.line("pass")
-        return after
+        if self.stated and len(loops) > 1 and loops[-2].loop.kind == "vector" and loops[-2].loop.copies > 1:
+            places[-2:] = self.neighbours(loops[-2].loop.copies, counts[-2], counts[-1], len(loops) == 2)
+        return places, after
+
+    def neighbours(self, high: int, rows: Index, columns: Index, is_all: bool) -> list[Index]:
+        """The block of rows and that of columns, where programs go through so many blocks of rows for each of columns:
+        those that run at one time read less in all. The last blocks of rows may be fewer."""
+        module, evaluation = self.module, Evaluation(self.module, Scope())
+        at = module.set("at", evaluation.index(PROGRAM if is_all else PROGRAM % (rows * columns))[0].text)
+        of_all = module.set("of_all", evaluation.index(columns * high)[0].text)
+        first = module.set("first", f"{at} // {of_all} * {high}")
+        some = module.set("some", f"tl.minimum({evaluation.index(rows)[0].text} - {first}, {high})")
+        inside = module.set("inside", f"{at} % {of_all}")
+        module.atoms[ROW_BLOCK] = Value(module.set("row_block", f"{first} + {inside} % {some}")), False
+        module.atoms[COLUMN_BLOCK] = Value(module.set("column_block", f"{inside} // {some}")), False
+        return [ROW_BLOCK, COLUMN_BLOCK]
 
     def spread(self, item: Spread, block: Block | None, at: Index, scope: Scope) -> Scope:
         """One loop of the grid; `at` counts its iterations or blocks."""
@@ -198,6 +215,10 @@ class Printer:
     def blocks(self, loop: Loop, scope: Scope) -> None:
         """Independent iterations: one block of them, or a loop over blocks, or, where no room is left, a loop."""
         axis, room = loop.axis, max(MAX_BLOCK_ELEMENTS // scope.elements, 1)
+        product = block_product(loop, scope) if self.stated else None
+        if product is not None and self.states.is_sum_of(product.state, scope):
+            self.product(product, loop, scope)
+            return
         if self.stated:
             most, whole = loop.lanes, _holds(loop.lanes, axis.extent)
         else:
@@ -220,10 +241,43 @@ class Printer:
                 self.block(loop.body, self.shortened(axis, scope) if ragged else scope)
             return
         block = self.block_of(axis.extent, most)
-        start = self.module.fresh(f"{axis.name}_start")
-        with self.iterations(f"for {start} in range(0, {stop}, {block.name}):", loop):
-            base = start if is_narrow(axis) else widened(start)
+        with self.steps(loop, stop, block) as base:
             self.block(loop.body, replace(self.lanes(axis, block, base, scope, whole=False), scan=scan))
+
+    @contextmanager
+    def steps(self, loop: Loop, stop: str, block: Block) -> Iterator[str]:
+        """A loop over the blocks of an axis; where each begins."""
+        start = self.module.fresh(f"{loop.axis.name}_start")
+        head = f"range(0, {stop}, {block.name})"
+        if self.stated and loop.copies > 1:
+            head = f"tl.range(0, {stop}, {block.name}, num_stages={loop.copies})"
+        with self.iterations(f"for {start} in {head}:", loop):
+            yield start if is_narrow(loop.axis) else widened(start)
+
+    def product(self, product: BlockProduct, loop: Loop, scope: Scope) -> None:
+        """What a loop adds up, by blocks of the two factors."""
+        found = self.states.started(product.state)
+        block = self.block_of(loop.axis.extent, loop.lanes)
+        rows, columns = scope.axes
+        whole = _holds(loop.lanes, loop.axis.extent)
+
+        def multiplied(base: str) -> None:
+            of_rows, of_columns = (tuple(mask for mask in scope.masks if mask.bounds == dim) for dim in range(2))
+            within = self.lanes(loop.axis, block, base, Scope((rows,), of_rows), whole)
+            left = factor(self.module, product.left, within, summed=1)
+            within = self.lanes(loop.axis, block, base, Scope(), whole)
+            within = Scope((*within.axes, columns), (*within.masks, *of_columns))
+            right = factor(self.module, product.right, within, summed=0)
+            function = "multiply_add" if product.left.dtype in HALVES else "add_product"
+            self.module.needs(function)
+            (total,) = found.texts
+            self.module.line(f"{total} = {function}({left}, {right}, {total})")
+
+        if whole:
+            multiplied("")
+            return
+        with self.steps(loop, self.stop(loop.axis, scope)[0], block) as base:
+            multiplied(base)
 
     @contextmanager
     def iterations(self, head: str, loop: Loop) -> Iterator[None]:
@@ -380,52 +434,6 @@ def _combined(store: Store) -> Expr:
     there = load(store.buffer, store.coordinates, dtype)
     wide = arithmetic_type(dtype)
     return cast(op(OPERATOR_OF_MODE[store.mode], cast(there, wide), cast(store.value, wide)), dtype)
-
-
-def _rounds_all(kernel: Kernel) -> bool:
-    """Whether a kernel for a GPU writes floats of 16 bits, and no others."""
-    written = [item.dtype for item in kernel.pointers if item.access != "read" and item.dtype.is_floating_point]
-    return kernel.warps > 0 and bool(written) and all(dtype in HALVES for dtype in written)
-
-
-def _rounds_some(kernel: Kernel) -> bool:
-    return any(item.dtype in HALVES and item.access != "read" for item in kernel.pointers)
-
-
-def exact_nodes(kernel: Kernel) -> frozenset[Expr]:
-    """The values of which some digit may be seen: all but those that are rounded to 16 bits before anything else is
-    done with them."""
-    found: set[Expr] = set()
-    names: set[str] = set()  # of values that a later statement wants exact
-
-    def want(root: Expr) -> None:
-        todo = [root]
-        while todo:
-            item = todo.pop()
-            if item in found:
-                continue
-            found.add(item)
-            if isinstance(item, Local):
-                names.add(item.name)
-            todo += [value for index in indices_of(item) for value in data_of(index)]
-            todo += [] if isinstance(item, Cast) and item.dtype in HALVES else item.args
-
-    statements = list(walk(kernel.body))
-    results = {
-        name for each in statements if isinstance(each, Accumulate) for state in each.states for name in state.names
-    }
-    for statement in reversed(statements):
-        if isinstance(statement, Let) and statement.name not in names and statement.name not in results:
-            value = statement.value
-            if isinstance(value, Cast) and value.dtype in HALVES:
-                found.add(value)
-            continue
-        for value in values_of(statement):
-            want(value)
-        for index in indices_in(statement):
-            for value in data_of(index):
-                want(value)
-    return frozenset(found)
 
 
 def _count(extent: Index, block: Block | None) -> Index:

@@ -83,6 +83,17 @@ class Accumulators:
         for name, text in zip(found.state.names, found.texts, strict=False):
             module.name_value(name, Value(text, Scope(axes).dims))
 
+    def is_sum_of(self, name: str, scope: Scope) -> bool:
+        """Whether a state is one sum for each lane of a scope."""
+        found = self.open[name]
+        return found.state.kind == "sum" and found.spread and found.straight and found.scope.axes == scope.axes
+
+    def started(self, name: str) -> Accumulator:
+        """A state with a value for each lane around its statement, before any has joined."""
+        found = self.open[name]
+        self.start(found, found.scope.axes)
+        return found
+
     def update(self, statement: Update, scope: Scope) -> None:
         found = self.open[statement.state]
         evaluation = Evaluation(self.module, scope)
@@ -183,13 +194,47 @@ class Accumulators:
             self.module.name_value(name, Value(text, scope.dims))
 
     def end(self, statement: Accumulate) -> None:
-        for state in statement.states:
-            found = self.open.pop(state.names[0])
+        ended = [self.open.pop(state.names[0]) for state in statement.states]
+        for found in ended:
             if not found.texts:
                 self.start(found, found.scope.axes)
-            texts = self.moved(found) if found.moving else self.reduced(found, found.texts, len(found.axes))
-            for name, text in zip(state.names, texts, strict=False):
+        sums = self.sums_at_once(ended)
+        for place, found in enumerate(ended):
+            if place in sums:
+                texts = [sums[place]]
+            else:
+                texts = self.moved(found) if found.moving else self.reduced(found, found.texts, len(found.axes))
+            for name, text in zip(found.state.names, texts, strict=False):
                 self.module.name_value(name, Value(text, found.scope.dims))
+
+    def sums_at_once(self, ended: Sequence[Accumulator]) -> dict[int, str]:
+        """Sums of the same lanes, by their places, where there are several: threads tell each other once."""
+        alike: dict[object, list[int]] = {}
+        for place, found in enumerate(ended):
+            if found.state.kind == "sum" and not found.moving and len(found.axes) > found.depth:
+                alike.setdefault((found.axes, found.depth, found.state.dtypes), []).append(place)
+        results: dict[int, str] = {}
+        for places in alike.values():
+            if len(places) < 2:
+                continue
+            one, texts = ended[places[0]], [ended[place].texts[0] for place in places]
+            for dim in reversed(range(one.depth, len(one.axes))):
+                new = [self.module.fresh(ended[place].state.names[0]) for place in places]
+                function = self.function_of_several(one.function, len(places))
+                self.module.line(f"{', '.join(new)} = tl.reduce(({', '.join(texts)}), {dim}, {function})")
+                texts = new
+            results.update(zip(places, texts, strict=True))
+        return results
+
+    def function_of_several(self, function: str, count: int) -> str:
+        """The name of a function that combines so many pairs as another one combines a pair."""
+        name = f"{function}_{count}"
+        if name not in self.module.functions:
+            sides = [[f"{side}_{place}" for place in range(count)] for side in ("left", "right")]
+            joined = ", ".join(f"{function}({left}, {right})" for left, right in zip(*sides, strict=True))
+            self.module.names.add(name)
+            self.module.functions[name] = f"def {name}({', '.join(sides[0] + sides[1])}):\n    return {joined}\n"
+        return name
 
     # --- lanes --------------------------------------------------------------------------------------------------------
 

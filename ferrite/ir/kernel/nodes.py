@@ -51,7 +51,10 @@ On a GPU (`warps` is not 0) the meaning is the same, and the loops say how progr
   parallel loop, and a block of `lanes` iterations of a vector loop.
 - A vector or reduction loop inside a program is a dimension of its block: one block where `lanes` hold the extent, a
   loop over blocks of `lanes` elsewhere; with one lane it is a loop in order.
-- `copies` of a serial loop are iterations whose loads are under way at once.
+- `copies` of a serial or reduction loop are iterations, or blocks, whose loads are under way at once. Those of the last
+  but one vector loop of the grid are blocks that programs go through before the next block of the loop inside it.
+- Where a product of two factors is all that updates a sum in a reduction loop, directly in a block of two dimensions
+  of which each factor has one, matrix units add up products of blocks.
 
 A grouped kernel has `problems`: its body is done for each of them, in any order or at once. A problem has pointers of
 its own, and says what the sizes are: `arguments` are the pointers of the first problem, those of the second, and so on,

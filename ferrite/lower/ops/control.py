@@ -44,7 +44,7 @@ def cond(ctx: Builder, pred: Any, true_fn: Any, false_fn: Any, operands: Sequenc
     return values
 
 
-@lowers_higher_order("while_loop")
+@lowers_higher_order("while_loop", "while_loop_stack_output")
 def while_loop(
     ctx: Builder,
     cond_fn: Any,
@@ -54,25 +54,6 @@ def while_loop(
     *more: Any,
     **rest: Any,
 ) -> Any:
-    return loop(ctx, cond_fn, body_fn, carried, constants, stacked=False)
-
-
-@lowers_higher_order("while_loop_stack_output")
-def while_loop_stack_output(
-    ctx: Builder,
-    cond_fn: Any,
-    body_fn: Any,
-    carried: Sequence[Any],
-    constants: Sequence[Any] = (),
-    *more: Any,
-    **rest: Any,
-) -> Any:
-    return loop(ctx, cond_fn, body_fn, carried, constants, stacked=True)
-
-
-def loop(
-    ctx: Builder, cond_fn: Any, body_fn: Any, carried: Sequence[Any], constants: Sequence[Any], stacked: bool
-) -> Any:
     """Carried values are copied before the first iteration; what all iterations share is handed to each."""
     shapes = [value.fake if isinstance(value, Value) else None for value in carried]
     bodies = [body_of(ctx, cond_fn, "condition"), body_of(ctx, body_fn, "body", shapes)]
@@ -81,6 +62,7 @@ def loop(
     values, names = results_of_bodies(ctx, ctx.out)
     condition, body = (each.asking_for(symbols) for each in bodies)
     first, same = given[: len(carried)], (*given[len(carried) :], *map(Size, symbols))
+    stacked = ctx.operator is torch_api.higher_order("while_loop_stack_output")
     ctx.add(While(condition, body, first, same, names, stacked, ctx.origin))
     bind_result_sizes(ctx, ctx.out, names)
     return values

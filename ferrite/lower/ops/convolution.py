@@ -36,7 +36,7 @@ from ferrite.lower.ops.views import total
 from ferrite.lower.sizes import constant_value
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
-from ferrite.machines import host_machine
+from ferrite.machines import DepthwiseWindow, host_machine
 
 aten = torch.ops.aten
 Places = Callable[[Sequence[Index], Sequence[Index]], list[Index]]
@@ -117,13 +117,9 @@ class Depthwise(Window):
         kernels, where oneDNN is switched off. Otherwise, have the channels as loops are fastest."""
         if gradients and self.channels_last and not torch.backends.mkldnn.enabled:
             raise NotLowered("convolution: a kernel of torch, of which strides are not known without oneDNN")
-        fastest = host_machine().depthwise.channels_last(
-            self.count,
-            gradients=gradients,
-            channels_last=self.channels_last,
-            has_steps=any(step > 1 for step in self.stride),
-            computed_by_channels=computed_by_channels,
-        )
+        has_steps = any(step > 1 for step in self.stride)
+        given = DepthwiseWindow(self.count, gradients, self.channels_last, has_steps, computed_by_channels)
+        fastest = host_machine().depthwise.channels_last(given)
         if fastest is None:
             raise NotLowered("convolution: a kernel of torch, which is as fast")
         self.channels_last = fastest

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from ferrite.ir import Index, op
+from collections.abc import Sequence
+
+from ferrite.ir import (
+    OPERATORS,
+    Cast,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Op,
+    arithmetic_type,
+    cast,
+    data_of,
+    indices_of,
+    nodes_of,
+    op,
+)
 from ferrite.lower.builder import Builder
 from ferrite.lower.loops import add_reduce
 from ferrite.lower.memory import in_memory
@@ -10,11 +26,15 @@ from ferrite.lower.table import lowers_later
 from ferrite.lower.value import Value, own_axes
 
 Place = tuple[Index, ...]
+# Rows of the other factor, up to which a program has all of them; and what is little: loads and additions for an
+# element. Not measured.
+MAX_READERS, MAX_LOADS, MAX_ADDITIONS = 64, 3, 8
 
 
 @lowers_later("ferrite.product.default")
+@lowers_later("ferrite.wide_product.default")
 def product(ctx: Builder, left: Value, right: Value) -> Value:
-    """A sum of products. Each element of a factor is read many times, so both are in memory."""
+    """A sum of products, of 16 bits in 32."""
     *batch, rows, columns = own_axes(ctx.out_sizes)
     (summed,) = own_axes(left.sizes[-1:], "r")
     return summed_products(ctx, left, (*batch, rows, summed), right, (*batch, summed, columns))
@@ -29,11 +49,34 @@ def product_of_panels(ctx: Builder, left: Value, panels: Value, columns: object)
     return summed_products(ctx, left, (rows, summed), panels, (column // width, summed, column % width))
 
 
+def factor(ctx: Builder, value: Value, at: Place, readers: Index) -> Expr:
+    """Each element of a factor is read many times, so it is in memory. But where one block of a GPU's has all that read
+    it, little is computed where it is read: a weight of 8 bits becomes one of 16, and is never in memory as such."""
+    if value.device.type == "cuda" and readers.high is not None and readers.high <= MAX_READERS:
+        expr = value.at(at)
+        if is_little(expr):
+            return expr
+    return in_memory(ctx, value).at(at)
+
+
+def is_little(expr: Expr) -> bool:
+    nodes = nodes_of(expr)
+    if not all(isinstance(item, Load | Cast | Const | Op) for item in nodes) or any(map(data_of, indices_in(nodes))):
+        return False
+    loads = [item for item in nodes if isinstance(item, Load)]
+    work = sum(OPERATORS[item.name].cost for item in nodes if isinstance(item, Op))
+    return 0 < len(loads) <= MAX_LOADS and work <= MAX_ADDITIONS
+
+
+def indices_in(nodes: Sequence[Expr]) -> list[Index]:
+    return [index for item in nodes for index in indices_of(item)]
+
+
 def summed_products(ctx: Builder, left: Value, at: Place, right: Value, right_at: Place) -> Value:
-    factors = in_memory(ctx, left).at(at), in_memory(ctx, right).at(right_at)
-    results = add_reduce(
-        ctx, "sum", ctx.out_sizes, left.sizes[-1:], [op("mul", *factors)], [ctx.out_dtype], left.device
-    )
+    rows, columns = ctx.out_sizes[-2:]
+    factors = factor(ctx, left, at, columns), factor(ctx, right, right_at, rows)
+    wide = [cast(factor, arithmetic_type(factor.dtype)) for factor in factors]
+    results = add_reduce(ctx, "sum", ctx.out_sizes, left.sizes[-1:], [op("mul", *wide)], [ctx.out_dtype], left.device)
     (result,) = results
     assert result is not None
     return result

@@ -23,8 +23,9 @@ from ferrite.ir import (
 from ferrite.ir.program import Seeds
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import eager_call
-from ferrite.lower.cuda_random import draw_for_dropout
-from ferrite.lower.formula import Term, larger, log1p, pointwise, result, sqrt
+from ferrite.lower.cuda_random import DTYPES as CUDA_DTYPES
+from ferrite.lower.cuda_random import draw_for_distribution, draw_for_dropout
+from ferrite.lower.formula import Term, choose, larger, log1p, pointwise, result, sqrt
 from ferrite.lower.memory import dense_strides
 from ferrite.lower.ops.create import filled
 from ferrite.lower.table import DRAWN, lowers
@@ -72,9 +73,54 @@ def cuda_dropout(ctx: Builder, x: Value, p: float) -> tuple[Value, Value]:
     return result(ctx, value * hit * rounded(1 / chance)), mask
 
 
-def rounded(value: float) -> float:
-    """To the nearest number that a float of 32 bits is."""
-    return float(const(value, torch.float32).value)
+@lowers(aten.rand.default, aten.rand_like.default)
+def rand(ctx: Builder, *args: Any, **kwargs: Any) -> Value:
+    return drawn_between(ctx, 0.0, 1.0)
+
+
+@lowers(aten.uniform.default)
+def uniform(ctx: Builder, x: Value, low: Any, to: Any, generator: Any) -> Value:
+    if generator is not None or not isinstance(low, float) or not isinstance(to, float):
+        raise NotLowered(DRAWN)
+    return drawn_between(ctx, low, to)
+
+
+def drawn_between(ctx: Builder, low: float, high: float) -> Value:
+    """As torch's kernel does it on a GPU, in float: what is rounded to the upper bound is the lower one instead. Its
+    product and sum are one instruction with one rounding; so they are here where the product is exact."""
+    dtype = ctx.out_dtype
+    if dtype not in CUDA_DTYPES:
+        raise NotLowered(DRAWN)
+    low, high = rounded(low, dtype), rounded(high, dtype)
+    span = rounded(rounded(high - low), dtype)
+    if not math.isfinite(span) or math.frexp(span)[0] != 0.5:
+        raise NotLowered("what is drawn is rounded as torch's kernel alone rounds")
+    drawn = Term(draw_for_distribution(ctx))
+    value = (drawn * span + low).to(dtype).to(torch.float32)
+    return in_memory(ctx, result(ctx, choose(value.equals(high), low, value)))
+
+
+@lowers(aten.bernoulli.p)
+def bernoulli(ctx: Builder, x: Value, p: Any, generator: Any) -> Value:
+    """As torch's kernel does it on a GPU; types that it draws doubles for are left to it."""
+    is_chance = isinstance(p, float) and 0 <= p <= 1
+    if generator is not None or ctx.out_dtype not in DRAWN_IN_FLOAT or not is_chance:
+        raise NotLowered(DRAWN)
+    return in_memory(ctx, result(ctx, Term(draw_for_distribution(ctx)) < rounded(p)))
+
+
+DRAWN_IN_FLOAT = (*CUDA_DTYPES, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
+
+
+def in_memory(ctx: Builder, drawn: Value) -> Value:
+    """Numbers that may be read at more points than there are of them, which costs more than to keep them."""
+    ctx.realise(drawn.box)
+    return drawn
+
+
+def rounded(value: float, dtype: torch.dtype = torch.float32) -> float:
+    """To the nearest number of a type."""
+    return float(const(value, dtype).value)
 
 
 # --- by counting ------------------------------------------------------------------------------------------------------

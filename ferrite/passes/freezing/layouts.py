@@ -26,6 +26,7 @@ import torch
 from ferrite.capture import on_real_tensors, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import Storage, attribute_of, fake_value, storages_in, tensor_storages
+from ferrite.machines import host_machine
 from ferrite.passes.freezing.binary_cases import constant, conv, of
 from ferrite.passes.freezing.layers import convolution_at, shared_weight, sole_reader
 from ferrite.passes.shared.constants import constant_of
@@ -35,8 +36,6 @@ from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
 MIN_PRODUCT_ROWS = 2  # products of one row take longer with weights by rows: the table above
-# Multiplications from which a convolution is large: in general, and of one by one.
-LARGE_MULTIPLICATIONS, LARGE_DENSE_MULTIPLICATIONS = 2**21, 2**25
 NOTED = "memory of the model"  # in the module's `meta`
 
 
@@ -116,7 +115,7 @@ def channels_last(site: Site) -> Any:
     if (refused := shared_weight(layer) or copy_problem(site, weight)) is not None:
         return refused
     work = math.prod(map(torch_api.size_hint, fake_value(site.node).shape)) * math.prod(weight.shape[1:])
-    if work < LARGE_MULTIPLICATIONS:
+    if work < host_machine().min_weight_layout_convolution:
         return Refusal("it is too small to pay")
     if site.options.weight_layouts == "auto" and not gains_much(weight.shape, layer.arguments["groups"], work):
         return Refusal("it gains too little: the option weight_layouts is 'auto'")
@@ -131,8 +130,8 @@ def gains_much(weight: Sequence[int], groups: int, work: int) -> bool:
     """Whether a convolution of so many multiplications is one that takes at most 1 / 1.3 of the time."""
     out, each, *kernel = weight
     if groups == out and each == 1:
-        return work >= LARGE_MULTIPLICATIONS
-    return groups == 1 and math.prod(kernel) == 1 and work >= LARGE_DENSE_MULTIPLICATIONS
+        return work >= host_machine().min_weight_layout_convolution
+    return groups == 1 and math.prod(kernel) == 1 and work >= host_machine().min_weight_layout_pointwise
 
 
 def channels_last_stride(weight: torch.Tensor) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from ferrite.passes.shared.facts import transposed
 from ferrite.passes.shared.own_convolutions import as_torch_has_it, window_of
 from ferrite.passes.shared.own_convolutions import reason_against as reason_against_convolution
 from ferrite.passes.shared.own_convolutions import reason_to_leave as reason_to_leave_convolution
-from ferrite.passes.shared.own_products import OPERANDS, reason_against, reason_to_leave
+from ferrite.passes.shared.own_products import OPERANDS, reason_against, reason_to_leave, with_bias
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
@@ -54,9 +54,7 @@ def in_panels(site: Site) -> Any:
     assert site.constant is not None
     panels = site.constant(NAME, panels_of(weight))
     site.through(*([right] if right.op != "get_attr" else []))
-    made = site.call(torch.ops.ferrite.product_of_panels.default, left, panels, weight.shape[1])
-    bias = site.arguments.get("self") if "beta" in site.arguments else None
-    return made if bias is None else site.call(aten.add.Tensor, made, bias)
+    return with_bias(site, site.call(torch.ops.ferrite.product_of_panels.default, left, panels, weight.shape[1]))
 
 
 def in_panels_of_channels(site: Site) -> Any:

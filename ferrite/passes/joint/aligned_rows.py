@@ -3,13 +3,13 @@
 Every few rows do, or are as far from one. Rows that are alike are a product of their own, from the first aligned column
 on. With a right matrix whose columns lie contiguous nothing is padded, and torch writes each product where it belongs
 (`ferrite.schedule.loops.out_products`): nothing is copied, or there twice. The few columns at both edges are one more
-product, which is aligned, too: it is small, and copied.
+call, of two products, which are aligned, too: they are small, and copied.
 
     mm(a, b)        =>      result = empty(4096, 2046)
                             result[0::4, 0:2040] = mm(a[0::4], b[:, 0:2040])
                             result[1::4, 2:2042] = mm(a[1::4], b[:, 2:2042])    and so on
-                            edges = mm(a, cat(b[:, :8], b[:, 2038:]))
-                            result[:, :8], result[:, 2038:] = edges[:, :8], edges[:, 8:]
+                            edges = bmm([a, a], [b[:, :8], b[:, 2038:]])
+                            result[:, :8], result[:, 2038:] = edges[0], edges[1]
 """
 
 from __future__ import annotations
@@ -74,13 +74,12 @@ def in_aligned_rows(site: Site, left: torch.fx.Node, right: torch.fx.Node, align
 def with_edges(
     site: Site, result: torch.fx.Node, left: torch.fx.Node, right: torch.fx.Node, aligned: AlignedRows
 ) -> torch.fx.Node:
-    """The columns of the right matrix are rows of what it is a view of: they are put together there."""
-    lying = site.call(aten.transpose.int, right, 0, 1)
-    both = [site.call(aten.slice.Tensor, lying, 0, edge.start, edge.stop) for edge in aligned.edges]
-    columns = site.call(aten.transpose.int, site.call(aten.cat.default, both), 0, 1)
-    product = site.call(aten.mm.default, left, columns)
+    """Both edges are views of the right matrix, as far from each other as a batch's matrices are."""
+    width, apart = aligned.alignment, aligned.n - aligned.alignment
+    edges = site.call(aten.transpose.int, site.call(aten.unfold.default, right, 1, width, apart), 0, 1)
+    lefts = site.call(aten.expand.default, site.call(aten.unsqueeze.default, left, 0), [2, -1, -1])
+    product = site.call(aten.bmm.default, lefts, edges)
     for place, edge in enumerate(aligned.edges):
-        first = place * aligned.alignment
-        part = site.call(aten.slice.Tensor, product, 1, first, first + aligned.alignment)
+        part = site.call(aten.select.int, product, 0, place)
         result = site.call(aten.slice_scatter.default, result, part, 1, edge.start, edge.stop)
     return result

@@ -3,6 +3,9 @@
     convolution(x, w)                           =>      convolution(clone(x, channels last), w)
     convolution_backward(g, x, w)               =>      convolution_backward(g, clone(x, channels last), w)
 
+and the same for `w`, of more than one place of a window: torch would copy it in forward, and in backward once more.
+All of these copies stand at the beginning, where they are one kernel, and are saved for backward.
+
 A GPU's library goes along channels that lie side by side; images that lie otherwise are copied before each of its
 kernels and after it, which is a fifth of the time of a step of ResNet-50 on an H200. In inference a rule does this for
 each convolution (`ferrite.passes.post_grad.gpu_convolutions`), where nobody sees other strides. Here everybody does:
@@ -17,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import CheckpointPolicy
 
 from ferrite.capture import known_contiguous
 from ferrite.errors import Refusal
@@ -38,7 +42,9 @@ from ferrite.rewrite import (
 aten = torch.ops.aten
 CONVOLUTION, BACKWARD = aten.convolution.default, aten.convolution_backward.default
 Values = Mapping[torch.fx.Node, Any]
-IMAGE: Mapping[Any, int] = {CONVOLUTION: 0, BACKWARD: 1}  # the place of the image among the arguments
+# The places of the image and of the weights among the arguments.
+IMAGE: Mapping[Any, int] = {CONVOLUTION: 0, BACKWARD: 1}
+WEIGHT: Mapping[Any, int] = {CONVOLUTION: 1, BACKWARD: 2}
 
 
 def problem_of(node: torch.fx.Node) -> Refusal | None:
@@ -49,12 +55,15 @@ def problem_of(node: torch.fx.Node) -> Refusal | None:
 
 @dataclass
 class LayoutPlan:
-    """`values`: of nodes that will lie otherwise. `images`: convolutions that take a copy of their image. `restored`:
-    which operands of which nodes have to lie as before."""
+    """`values`: of nodes that will lie otherwise. `images`: convolutions that take a copy of their image. `weights`:
+    copies of weights, and `weighed` the convolutions that take one. `restored`: which operands of which nodes have to
+    lie as before."""
 
     mode: Any
     values: dict[torch.fx.Node, Any] = field(default_factory=dict)
     images: list[torch.fx.Node] = field(default_factory=list)
+    weights: dict[torch.fx.Node, Any] = field(default_factory=dict)
+    weighed: list[torch.fx.Node] = field(default_factory=list)
     restored: list[tuple[torch.fx.Node, torch.fx.Node]] = field(default_factory=list)
 
     def visit(
@@ -67,6 +76,9 @@ class LayoutPlan:
             assert isinstance(image, torch.fx.Node)
             instead[image] = channels_last[image]
             self.images.append(node)
+        if (weight := self.copied_weight(node)) is not None:
+            instead[weight] = self.weights[weight]
+            self.weighed.append(node)
         for operand in node.all_input_nodes:
             if operand not in self.values or operand in instead:
                 continue
@@ -91,6 +103,17 @@ class LayoutPlan:
         if not same_strides(fake_value(node), new):
             self.values[node] = new
         return None
+
+    def copied_weight(self, node: torch.fx.Node) -> torch.fx.Node | None:
+        weight = node.args[WEIGHT[node.target]] if node.target in WEIGHT else None
+        return weight if isinstance(weight, torch.fx.Node) and weight in self.weights else None
+
+    def copy_weight(self, weight: Any) -> None:
+        """From here on, convolutions take a copy of it, if that lies otherwise."""
+        value = fake_value(weight)
+        if weight not in self.values and known_contiguous(value) and not is_channels_last(value):
+            with self.mode:
+                self.weights[weight] = value.clone(memory_format=torch.channels_last)
 
     def computed(self, node: torch.fx.Node, values: Values) -> Any:
         try:
@@ -124,6 +147,8 @@ def plan_of(gm: torch.fx.GraphModule) -> LayoutPlan | Refusal:
             if takes_image and image not in channels_last:
                 with plan.mode:
                     channels_last[image] = fake_value(image).clone(memory_format=torch.channels_last)
+        if node in wanted:
+            plan.copy_weight(node.args[WEIGHT[CONVOLUTION]])
         if (problem := plan.visit(node, channels_last, takes_image)) is not None:
             return problem
         is_useless = takes_image and node.target is CONVOLUTION and node not in plan.values
@@ -150,6 +175,7 @@ def carry_out(plan: LayoutPlan, gm: torch.fx.GraphModule) -> list[torch.fx.Node]
                 copies[image] = writer.call(aten.clone.default, image, memory_format=torch.channels_last)
                 inherit(copies[image], node)
         node.update_arg(place, copies[image])
+    with_copied_weights(plan, gm.graph, writer)
     for node, value in plan.values.items():
         node.meta["val"] = value
     as_before: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -165,6 +191,26 @@ def carry_out(plan: LayoutPlan, gm: torch.fx.GraphModule) -> list[torch.fx.Node]
                 as_before[operand] = made
         node.replace_input_with(operand, as_before[operand])
     return writer.made
+
+
+def with_copied_weights(plan: LayoutPlan, graph: torch.fx.Graph, writer: Writer) -> None:
+    """Copies of parameters follow the inputs, with nothing in between; others are made where what they copy is."""
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in plan.weighed:
+        weight = plan.copied_weight(node)
+        assert weight is not None
+        if weight not in copies:
+            before = last if weight.op == "placeholder" else weight
+            with graph.inserting_after(before):
+                copies[weight] = writer.call(aten.clone.default, weight, memory_format=torch.channels_last)
+            inherit(copies[weight], node)
+            copies[weight].meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            last = copies[weight] if before is last else last
+    for node in plan.weighed:
+        weight = plan.copied_weight(node)
+        assert weight is not None
+        node.update_arg(WEIGHT[node.target], copies[weight])
 
 
 WINDOW = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)

@@ -76,13 +76,7 @@ def random_key(number: int, *, device: torch.device) -> torch.Tensor:
 
 
 def look_of_random(
-    key: torch.Tensor,
-    index: int,
-    size: Sequence[int],
-    kind: str,
-    dtype: torch.dtype,
-    low: int = 0,
-    high: int = 1,
+    key: torch.Tensor, index: int, size: Sequence[int], kind: str, dtype: torch.dtype, *limits: int
 ) -> torch.Tensor:
     return torch.empty(size, dtype=dtype, device=key.device)
 

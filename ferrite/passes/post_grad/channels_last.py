@@ -21,7 +21,8 @@ import torch
 from ferrite.capture import known_contiguous, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
-from ferrite.passes.post_grad.convolutions import MIN_SPLIT_MULTIPLICATIONS, bare
+from ferrite.machines import host_machine
+from ferrite.passes.post_grad.convolutions import bare
 from ferrite.passes.shared.cases import whole_numbers as of
 from ferrite.rewrite import Case, NodeRule, Site
 
@@ -42,7 +43,7 @@ def side_by_side(site: Site) -> Any:
     elements, weights = (math.prod(map(torch_api.size_hint, value.shape)) for value in (result, weight))
     if elements < weights:
         return Refusal("most of the work is to bring the weight into another order")
-    if elements * math.prod(map(torch_api.size_hint, weight.shape[1:])) < MIN_SPLIT_MULTIPLICATIONS:
+    if elements * math.prod(map(torch_api.size_hint, weight.shape[1:])) < host_machine().min_split_convolution:
         return Refusal("it is too small to pay")
     image = site.call(aten.clone.default, given["input"], memory_format=torch.channels_last)
     found = site.call(aten.convolution.default, *{**given, "input": image}.values())

@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import known_contiguous, torch_api
+from ferrite.capture import gradients_of_pointwise_weights_lie_as_images, known_contiguous, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.machines import host_machine
 from ferrite.passes.shared.cases import whole_numbers as of
 from ferrite.rewrite import Case, NodeRule, Site
 
 aten = torch.ops.aten
-MIN_SPLIT_MULTIPLICATIONS = 2**21  # multiplications from which a call is worth several
 INPUT, WEIGHT, BIAS = range(3)  # the gradients
 
 
@@ -193,7 +193,7 @@ def windows_at(site: Site, last: bool) -> Windows | Refusal:
     if max(steps) > 1 and not all(type(size) is int for size in x.shape[2:]):
         return Refusal("how many windows there are is known at run time only")
     hinted = math.prod(map(torch_api.size_hint, x.shape)) * math.prod(windows) // math.prod(steps)
-    if hinted * outputs < MIN_SPLIT_MULTIPLICATIONS:
+    if hinted * outputs < host_machine().min_split_convolution:
         return Refusal("it is too small to pay")
     batch, _, *space = (
         size if type(size) is int else site.call(aten.sym_size.int, source, dim) for dim, size in enumerate(x.shape)
@@ -236,6 +236,9 @@ def gradients(site: Site) -> Any:
         return how
     if how.last and not torch.backends.mkldnn.enabled:
         return Refusal("without oneDNN strides of gradients are not known")
+    is_pointwise = all(along.window == 1 for along in how.space)
+    if how.last and is_pointwise and known_contiguous(weight) and not gradients_of_pointwise_weights_lie_as_images():
+        return Refusal("this torch gives the gradient of a weight that is contiguous strides of its own")
     flat = how.flat(how.as_it_lies(site.arguments["grad_output"]), how.outputs)
     return tuple(GRADIENTS[item.args[1]](how, flat) for item in site.roots)  # type: ignore[index]
 

@@ -15,8 +15,9 @@ import torch
 
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.passes.post_grad.gpu_products import OWN_PRODUCT_ON_GPU
 from ferrite.passes.shared.cases import normal
-from ferrite.passes.shared.own_products import OPERANDS, reason_against, reason_to_leave
+from ferrite.passes.shared.own_products import OPERANDS, reason_against, reason_to_leave, with_bias
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
@@ -31,9 +32,7 @@ def owned(site: Site) -> Any:
         return refusal
     if site.options.own_products == "auto" and (refusal := reason_to_leave(site, fake_value(left), fake_value(right))):
         return refusal
-    made = site.call(torch.ops.ferrite.product.default, left, right)
-    bias = site.arguments.get("self") if "beta" in site.arguments else None
-    return made if bias is None else site.call(aten.add.Tensor, made, bias)
+    return with_bias(site, site.call(torch.ops.ferrite.product.default, left, right))
 
 
 # --- what it fires on -------------------------------------------------------------------------------------------------
@@ -75,7 +74,10 @@ OWN_PRODUCT = NodeRule(
 )
 
 
-@graph_pass(stage="post_grad", rules=(OWN_PRODUCT,))
+RULES = (OWN_PRODUCT, OWN_PRODUCT_ON_GPU)
+
+
+@graph_pass(stage="post_grad", rules=RULES)
 def own_products(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Matrix products for which our own kernels are as fast as torch's: they hold what follows them, too."""
-    return apply_rules(gm, (OWN_PRODUCT,), context)
+    return apply_rules(gm, RULES, context)

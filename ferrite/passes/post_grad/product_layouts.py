@@ -19,9 +19,11 @@ import torch
 from ferrite.capture import product_libraries, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.machines import MatrixProduct
 from ferrite.passes.shared.cases import normal
 from ferrite.passes.shared.equal_calls import one_of_equal_calls
-from ferrite.passes.shared.own_products import OPERANDS, beside_torch
+from ferrite.passes.shared.facts import beside_torch
+from ferrite.passes.shared.own_products import OPERANDS
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
@@ -58,10 +60,10 @@ def reason_to_leave(site: Site, sizes: tuple[Any, ...], changed: torch.Tensor) -
     """Why it was not measured to gain, if it was not."""
     if site.options.executor != "native":
         return Refusal("it was measured among kernels of our own")
-    rows, inner, columns = map(torch_api.size_hint, sizes)
-    copied = elements(changed) // max(batch_of(changed), 1)
     has_all_cores = product_libraries.works_with_all_of_few_cores()
-    return beside_torch().product_layout(rows, inner, columns, copied, has_all_cores=has_all_cores)
+    rows, inner, columns = map(torch_api.size_hint, sizes)
+    given = MatrixProduct(rows, inner, columns, has_all_cores=has_all_cores)
+    return beside_torch().product_layout(given, elements(changed) // max(batch_of(changed), 1))
 
 
 def is_by_columns(matrix: torch.Tensor) -> bool:

@@ -2,7 +2,8 @@
 
 Whether it is right is `shared.batching`'s to find out. Whether it pays, the option `horizontal` says: `always`,
 `off`, or `auto`, which goes by the model below. It may also name rules, which then run always, and the others never:
-`{"batch_tanh": {"min_members": 3}, "parallel_linear": {}}`.
+`{"batch_tanh": {"min_members": 3}, "parallel_linear": {}}`. The numbers of the model are the machine's
+(`ferrite.machines`).
 
 On the CPU, as `bench/horizontal.py` measured it on one machine with one thread: the time of the one call, where the
 calls apart take 1.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ferrite.capture import known_contiguous, torch_api
+from ferrite.capture import known_contiguous, product_libraries, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import HALVES, fake_value
-from ferrite.machines import host_machine
+from ferrite.machines import UNMEASURED, BesideTorch, host_machine
 from ferrite.rewrite import arguments_of
 
 aten = torch.ops.aten
@@ -64,3 +64,8 @@ def leaves_quick_way(rows: int, apart: int, together: int) -> bool:
     """Whether products of so many multiplications for each row are tiny, and the one product is not."""
     machine = host_machine()
     return rows > machine.max_quick_rows and rows * apart <= machine.quick_product_multiplications < rows * together
+
+
+def beside_torch() -> BesideTorch:
+    """What was measured on this processor beside the library that torch gives products of float32 to."""
+    return host_machine().beside_torch.get(product_libraries.in_use() or "", UNMEASURED)

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import known_contiguous, product_libraries
+from ferrite.capture import known_contiguous
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value, is_elementwise
 from ferrite.ir import sum_pieces
+from ferrite.passes.shared.facts import beside_torch
 from ferrite.passes.shared.library import define
 from ferrite.rewrite import Site, same_strides
 
 aten = torch.ops.aten
-MIN_WORK = 2**18  # multiplications
 MAX_NEIGHBOURS = 64  # nodes that are looked at for one convolution
 TRANSPARENT = (  # what is computed as well on images whose channels lie side by side, besides pointwise operators
     operator.getitem,
@@ -120,22 +120,21 @@ def reason_against(site: Site, x: torch.Tensor, weight: torch.Tensor) -> Refusal
 
 
 def reason_to_leave(site: Site, x: torch.Tensor, weight: torch.Tensor) -> Refusal | None:
-    """Why a kernel of our own was not measured to be faster than torch's, if it was not. On a Neoverse N1
-    (`bench/results/convolutions-last-aarch64.md`) it takes 0.58 to 1.19 of the time where channels lie side by side,
-    0.92 in the geometric mean; above 1.1 are small ones of one by one, which pay as nothing is turned for them.
-    In groups it takes 0.1 to 0.3: torch has no fast kernel for these.
-    Images that lie otherwise are turned, which costs a convolution of one by one more than it gains, unless what comes
-    before or after it has them side by side as well: windows, over several channels or of each alone."""
-    is_native = site.options.executor == "native"
-    if not is_native or x.dtype is not torch.float32 or not product_libraries.uses_arm_compute_library():
-        return Refusal("convolutions of our own are measured for float32 on Arm only")
+    """Why a kernel of our own was not measured to be faster than torch's, if it was not: by the machine, where channels
+    lie side by side. Images that lie otherwise are turned, which costs a convolution of one by one more than it gains,
+    unless what comes before or after it has them side by side as well: windows, over several channels or of each
+    alone."""
+    if site.options.executor != "native" or x.dtype is not torch.float32:
+        return Refusal("convolutions of our own are measured for float32 only")
+    multiplications = fake_value(site.node).numel() * math.prod(weight.shape[1:])
+    if (refusal := beside_torch().convolution(multiplications)) is not None:
+        return refusal
     if any(user.op == "output" for user in site.arguments["input"].users):
         return Refusal("the image is given out as it is, and would be there twice")
-    if fake_value(site.node).numel() * math.prod(weight.shape[1:]) < MIN_WORK:
-        return Refusal("it is so small that all a kernel of our own can gain is the time of a call")
-    if math.prod(weight.shape[2:]) == 1 and known_contiguous(x) and not has_windows_nearby(site.node):
-        return Refusal("it is one by one, and no other convolution is near")
-    return None
+    if site.arguments["groups"] != 1:
+        return None
+    alone = beside_torch().lone_convolution(math.prod(weight.shape[2:]), x.numel(), known_contiguous(x))
+    return alone if alone is not None and not has_windows_nearby(site.node) else None
 
 
 def is_image(node: torch.fx.Node) -> bool:

@@ -1,7 +1,7 @@
 """Which matrix products are kernels of our own, and the operators that they become.
 
 Passes of two stages ask: `post_grad.own_products`, and `freezing.panels`, which stores constant factors as the kernels
-read them. What is decided here is decided nowhere else.
+read them. What is decided here is decided nowhere else; where it pays was measured: `ferrite.machines.beside_torch`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from ferrite.capture import product_libraries
 from ferrite.errors import Refusal
 from ferrite.ir import sum_pieces
-from ferrite.machines import UNMEASURED, BesideTorch, host_machine
+from ferrite.machines import MatrixProduct
+from ferrite.passes.shared.facts import beside_torch
 from ferrite.passes.shared.library import define
 from ferrite.rewrite import Site
 
@@ -31,6 +32,13 @@ OPERANDS: Mapping[Any, tuple[str, str]] = {
 @define("product(Tensor left, Tensor right) -> Tensor")
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """The matrix product, of two matrices or of two batches of them."""
+    return left.mm(right) if left.ndim == 2 else left.bmm(right)
+
+
+@define("wide_product(Tensor left, Tensor right) -> Tensor")
+def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The same in 32 bits, of factors of as many or of 16."""
+    left, right = left.float(), right.float()
     return left.mm(right) if left.ndim == 2 else left.bmm(right)
 
 
@@ -71,14 +79,17 @@ def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor, in_pane
         return Refusal("products of our own are measured for float32 only")
     if all(user.target is aten.cat.default for user in site.node.users):
         return Refusal("torch writes it into its part of a concatenation")
-    rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
     lie_along = left.stride(-1) == 1 and right.stride(-2) == 1
     has_all_cores = product_libraries.works_with_all_of_few_cores()
-    return beside_torch().product(
-        rows, inner, columns, lie_along=lie_along, in_panels=in_panels, has_all_cores=has_all_cores
-    )
+    (rows, inner), columns = left.shape[-2:], right.shape[-1]
+    given = MatrixProduct(rows, inner, columns, lie_along, in_panels, has_all_cores)
+    return beside_torch().product(given)
 
 
-def beside_torch() -> BesideTorch:
-    """What was measured on this processor beside the library that torch gives products of float32 to."""
-    return host_machine().beside_torch.get(product_libraries.in_use() or "", UNMEASURED)
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def with_bias(site: Site, made: Any) -> Any:
+    """A product of our own, with what the operator adds to it."""
+    bias = site.arguments.get("self") if "beta" in site.arguments else None
+    return made if bias is None else site.call(aten.add.Tensor, made, bias)

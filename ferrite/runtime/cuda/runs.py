@@ -22,12 +22,11 @@ import torch
 from ferrite.codegen import ArenaPart, KernelCall, RunTable
 from ferrite.codegen.llvm import IMMEDIATE, LaunchStep, Loaded, Table, bound, launches, pack_launches
 from ferrite.codegen.triton import table_words, written_at_once
+from ferrite.machines import gpu_machine
 from ferrite.runtime.cuda.compile import ALIGNED
 from ferrite.runtime.cuda.driver import Driver, Function, Graph
 from ferrite.runtime.cuda.kernels import CudaKernel
 
-# Fewer are launched one by one. H200: 4 small kernels take 55 us one by one and 24 as a graph, 16 take 100 and 52.
-MIN_GRAPH_LAUNCHES = 3
 MAX_PROGRAMS = launches.MAX_PROGRAMS
 NO_ARENA = 1  # as its address: no multiple of 16, so that the native function leaves the call to Python
 WORD = 8  # bytes
@@ -162,7 +161,7 @@ class CudaRun(Table):
             return
         self.is_filled = True
         steps = self.launch_steps()
-        if len(steps) >= MIN_GRAPH_LAUNCHES:
+        if len(steps) >= gpu_machine().min_graph_launches:
             self.graph = self.driver.graph(steps, self.device)
             steps = self.launch_steps(self.graph.nodes)
         ready = self.graph.address if self.graph else 0

@@ -11,7 +11,7 @@
 - Images of convolutions have their channels side by side: see `ferrite.schedule.cpu.convolution_images`.
 - Buffers that loops alone access get the order of dimensions of the tensors beside them: see
   `ferrite.schedule.cpu.buffer_layouts`.
-- What reads a matrix product of our own goes over its rows: see `ferrite.schedule.cpu.product_readers`.
+- What reads a matrix product of our own goes over its rows: see `ferrite.schedule.loops.product_readers`.
 - Products of torch are written into their part of a concatenation: see `ferrite.schedule.loops.out_products`.
 """
 
@@ -28,9 +28,10 @@ from ferrite.schedule.cpu.buffer_layouts import with_layouts
 from ferrite.schedule.cpu.concats import split_readers
 from ferrite.schedule.cpu.convolution_images import with_images
 from ferrite.schedule.cpu.convolutions import is_tiled
-from ferrite.schedule.cpu.product_readers import with_whole_rows
+from ferrite.schedule.cpu.products import is_product
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of, upper_estimate
 from ferrite.schedule.loops.out_products import with_out_products
+from ferrite.schedule.loops.product_readers import with_whole_rows
 from ferrite.schedule.loops.reductions import (
     EXTREME_OF,
     SPLIT_KINDS,
@@ -47,7 +48,7 @@ MIN_EQUAL_PIECES = 8  # with fewer, the last threads wait for the first: then th
 
 def prepare(program: Program, machine: Machine) -> Program:
     """The program with the rewrites above, in this order; what it computes stays the same up to rounding."""
-    program = CpuPreparation(program, machine).program(with_whole_rows(program))
+    program = CpuPreparation(program, machine).program(with_whole_rows(program, is_product))
     program, images = with_images(split_readers(program))
     return with_out_products(with_layouts(program, kept=images), "cpu")
 

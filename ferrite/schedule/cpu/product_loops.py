@@ -37,7 +37,6 @@ from ferrite.ir.kernel import Accumulate, Loop, LoopKind, Scratch, Store, Update
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.products import (
     Form,
-    Product,
     extent_of,
     factors,
     form_of,
@@ -58,6 +57,7 @@ from ferrite.schedule.cpu.tiled_sums import (
 from ferrite.schedule.cpu.vectors import shared
 from ferrite.schedule.fusion.accesses import step_of
 from ferrite.schedule.loops.axes import Body, nested, replaced, work_of
+from ferrite.schedule.loops.products import Product
 from ferrite.schedule.loops.statements import Parts
 
 
@@ -77,8 +77,8 @@ def sides_of(product: Product, form: Form, dtype: torch.dtype, machine: Machine)
         tall = min(rows, TILE_ROWS)
         wide = min(columns, machine.registers * 3 // 4 // tall, 2 * TILE_ROWS)
     else:
-        tall, vectors = machine.product_tile
-        wide = form.panel or vectors * lanes
+        tall, _ = machine.product_tile
+        wide = form.panel or machine.panel_columns(dtype)
     if form.along is product.rows:
         tall, wide = wide, tall
     most = machine.l2_bytes // (dtype.itemsize * sum_pieces.MAX_PACKED) if form.is_packed else machine.block_rows

@@ -20,12 +20,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, Op, number, sum_pieces
+from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, number, sum_pieces
 from ferrite.ir.kernel import Update
 from ferrite.ir.program import Operation, Reduce
 from ferrite.machines import Machine
 from ferrite.schedule.fusion.accesses import axes_in, step_of
+from ferrite.schedule.loops.products import Product, factors_in, product_in
 
+TYPES = (torch.float32, torch.float64)
 MIN_SIDE = 2  # rows, and columns: of one there is nothing to share
 MAX_DIRECT_SIDE = 8  # rows, or columns, up to which packing does not pay where vectors lie along the other side
 # Columns for which a left factor that lies along the sums is read as it is: packed it takes 1.03 of the time with 64
@@ -33,32 +35,14 @@ MAX_DIRECT_SIDE = 8  # rows, or columns, up to which packing does not pay where 
 MAX_UNPACKED_COLUMNS = 128
 
 
-@dataclass(frozen=True)
-class Product:
-    """`rows`: the axis that only the left factor has; `columns`: the one that only the right factor has, which comes
-    after it in the result; `batch`: all others; `summed`: the one that is no axis of the result."""
-
-    batch: tuple[Axis, ...]
-    rows: Axis
-    columns: Axis
-    summed: Axis
-
-
 def product_of(operation: Operation) -> Product | None:
     """The axes of an operation that is a matrix product, of sizes that are known."""
-    if not isinstance(operation, Reduce) or operation.kind != "sum" or len(operation.reduced) != 1:
+    product = product_in(operation)
+    if product is None or not isinstance(operation, Reduce) or operation.values[0].dtype not in TYPES:
         return None
-    (value,), (summed,) = operation.values, operation.reduced
-    if not isinstance(value, Op) or value.name != "mul" or value.dtype not in (torch.float32, torch.float64):
+    if not all(isinstance(factor, Load) for factor in factors_in(operation) or ()):
         return None
-    left, right = value.operands
-    if not isinstance(left, Load) or not isinstance(right, Load):
-        return None
-    one, other = (axes_of_load(item) for item in (left, right))
-    only = [item for item in operation.axes if (item in one) != (item in other)]
-    if len(only) != 2 or (only[0] in one) == (only[1] in one) or not {summed} <= one & other:
-        return None
-    rows, columns = only
+    rows, columns, summed = product.rows, product.columns, product.summed
     sizes = [item.extent for item in (*operation.axes, summed)]
     if not all(isinstance(size, Number) for size in sizes):
         return None
@@ -69,7 +53,11 @@ def product_of(operation: Operation) -> Product | None:
         return None
     if not sum_pieces.product_can_be_cut(extent_of(summed)):
         return None
-    return Product(tuple(item for item in operation.axes if item not in only), rows, columns, summed)
+    return product
+
+
+def is_product(operation: Operation) -> bool:
+    return product_of(operation) is not None
 
 
 def axes_of_load(load: Load) -> set[Axis]:

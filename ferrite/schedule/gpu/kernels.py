@@ -9,12 +9,13 @@ from dataclasses import replace
 from ferrite.ir import ONE, Axis, Index, Load, Random, data_of
 from ferrite.ir.kernel import Kernel, Loop, Pointer, Scratch, Statement, Store, inner, nodes_in, walk
 from ferrite.machines import GpuMachine
-from ferrite.schedule.fusion.accesses import BufferTable, axes_in, step_of, upper_estimate
+from ferrite.schedule.fusion.accesses import BufferTable, axes_in, likely, step_of, upper_estimate
 from ferrite.schedule.fusion.groups import Group, bytes_about
 from ferrite.schedule.fusion.nests import Nest, nests_of
 from ferrite.schedule.gpu.blocks import elements_of, warps_for, whole_elements, whole_lanes
 from ferrite.schedule.gpu.flat import MAX_STEP, flat, is_strided
 from ferrite.schedule.gpu.kept_columns import KeptColumns, can_keep_columns, row_axes
+from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of, product_loops, product_of
 from ferrite.schedule.gpu.profit import kept_column, needs_kept_columns, without
 from ferrite.schedule.gpu.rows import by_columns, by_rows, sorts
 from ferrite.schedule.gpu.scatter import atomic, is_scatter
@@ -33,8 +34,12 @@ MAX_ELEMENTS_ALONG_MEMORY = 8
 MAX_ELEMENTS_ACROSS_MEMORY = 32
 
 
-def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine) -> BuiltKernel:
+def build(
+    group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine, tuned: Tuned
+) -> BuiltKernel:
     """The kernel of a group; `inside`: storages that nothing else touches."""
+    if is_product(group.members[0].operation):
+        return product_kernel(group, inside, buffer_table, machine, tuned)
     scatter = is_scatter(group)
     columns = kept_columns_of(group, buffer_table, machine)
     if columns is not None:
@@ -67,6 +72,23 @@ def build(group: Group, inside: tuple[str, ...], buffer_table: BufferTable, mach
     held = kept or columns is not None
     pointers = tuple(with_hint(item, body, held, buffer_table, machine) for item in pointers_of(made, body))
     kernel = Kernel(pointers, sizes_of(body), body, group.origins, warps_of(body, machine))
+    return BuiltKernel(kernel, tuple(item.name for item in pointers))
+
+
+def product_kernel(
+    group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine, tuned: Tuned
+) -> BuiltKernel:
+    """The same where the first member is a matrix product, and the others are at its points."""
+    operation = group.members[0].operation
+    product = product_of(operation)
+    assert product is not None
+    config = config_for(problem_of(operation, buffer_table), machine, tuned)
+    nests = nests_of(group, buffer_table)
+    made = Statements(Placement(nests, group.rows, inside, buffer_table, 0), buffer_table, group.rows, wider={})
+    parts = [made.nest(nest) for nest in nests]
+    body = simplified(product_loops(product, parts, config))
+    pointers = pointers_of(made, body)
+    kernel = Kernel(pointers, sizes_of(body), body, group.origins, config.warps)
     return BuiltKernel(kernel, tuple(item.name for item in pointers))
 
 
@@ -126,7 +148,10 @@ def warps_of(body: Body, machine: GpuMachine) -> int:
         if any(isinstance(item, Random) for statement in walk(body) for item in nodes_in(statement)):
             return warps_for(body, machine, machine.random_elements)
     if any(loop.kind == "vector" and loop.lanes > 1 and goes_through_blocks(loop.body) for loop in loops):
-        return warps_for(body, machine, machine.column_elements)
+        is_busy = programs_of(body) >= machine.multiprocessors
+        return warps_for(body, machine, machine.column_elements if is_busy else machine.few_column_elements)
+    if any(loop.kind == "vector" and loop.lanes > 1 and reduces_columns(loop) for loop in loops):
+        return warps_for(body, machine, machine.held_column_elements)
     blocks = [loop for loop in loops if loop.kind in ("vector", "reduction", "scan", "sort")]
     reduced = [loop for loop in blocks if loop.kind == "reduction" and whole_lanes(loop.axis.extent) == loop.lanes]
     if len(reduced) > 1 and len(blocks) == len(reduced) + 1 and elements_of(body) <= machine.max_reduced_block_elements:
@@ -138,6 +163,24 @@ def goes_through_blocks(body: Body) -> bool:
     """Whether something is reduced a block at a time."""
     loops = [loop for loop in walk(body) if isinstance(loop, Loop) and loop.kind == "reduction"]
     return any(whole_lanes(loop.axis.extent) != loop.lanes for loop in loops)
+
+
+def programs_of(body: Body) -> int:
+    """How many there are likely to be: one for each value of the loops at the top, or for each block of them."""
+    count = 1
+    while len(body) == 1 and isinstance(loop := body[0], Loop) and loop.kind in ("parallel", "vector"):
+        count *= -(-likely(loop.axis.extent) // loop.lanes)
+        body = loop.body
+    return count
+
+
+def reduces_columns(loop: Loop) -> bool:
+    """Whether what lies side by side along a loop is reduced along others."""
+    inside = [item for item in walk(loop.body) if isinstance(item, Loop) and item.kind == "reduction"]
+    loads = [item for each in inside for part in each.body for item in nodes_in(part) if isinstance(item, Load)]
+    along = [step_of(load.coordinates[0], loop.axis) is ONE for load in loads]
+    across = [step_of(load.coordinates[0], each.axis) is ONE for load in loads for each in inside]
+    return any(along) and not any(across)
 
 
 def is_kept(nests: Sequence[Nest], machine: GpuMachine) -> bool:

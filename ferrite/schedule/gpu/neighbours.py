@@ -9,6 +9,7 @@ from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group, bytes_about
 from ferrite.schedule.fusion.members import Member
+from ferrite.schedule.gpu.products import is_product
 from ferrite.schedule.gpu.profit import is_ordered
 from ferrite.schedule.loops.reductions import STORE_MODES
 
@@ -25,6 +26,8 @@ def alike(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> Hasha
         return None
     if all(isinstance(member.operation, Compute) for member in members):
         kind = "elementwise"
+    elif is_product(members[0].operation):
+        return None
     elif all(isinstance(member.operation, Reduce) and is_across(member, group) for member in members):
         kind = "columns"
     else:

@@ -9,6 +9,8 @@
 - Complex numbers are pairs of floats: see `complex_parts`.
 - Numbers of 16 bits that are added up where memory says are added up in 32.
 - Small tables are computed again by their readers: see `small_tables`.
+- What reads a matrix product of our own goes over its rows (`loops.product_readers`); sums of one with few elements are
+  made in pieces, which another kernel adds up.
 - Products of torch are written into their part of a concatenation, where that is aligned: see `loops.out_products`.
 """
 
@@ -53,9 +55,11 @@ from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.gpu import long_scans, sorts
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.complex_parts import with_complex_parts
+from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
 from ferrite.schedule.loops.out_products import with_out_products
+from ferrite.schedule.loops.product_readers import with_whole_rows
 from ferrite.schedule.loops.reductions import (
     EXTREME_OF,
     SPLIT_KINDS,
@@ -72,11 +76,12 @@ MAX_THIN_COLUMNS = 16
 MAX_MEASURE = 1e18  # of what deviations are counted from: sums of larger ones would be infinite, and the mean with them
 
 
-def prepare(program: Program, machine: GpuMachine, device: str) -> Program:
+def prepare(program: Program, machine: GpuMachine, device: str, tuned: Tuned) -> Program:
     program = with_out_products(program, device, is_quick_part)
+    program = with_whole_rows(program, is_product)
     program = with_small_tables_recomputed(program, device)
     program = with_complex_parts(program, device)
-    return GpuPreparation(program, machine, device).program(program)
+    return GpuPreparation(program, machine, device, tuned).program(program)
 
 
 def is_quick_part(part: Buffer) -> bool:
@@ -89,11 +94,11 @@ def is_quick_part(part: Buffer) -> bool:
 
 
 class GpuPreparation(Preparation):
-    def __init__(self, program: Program, machine: GpuMachine, device: str) -> None:
+    def __init__(self, program: Program, machine: GpuMachine, device: str, tuned: Tuned) -> None:
         super().__init__(
             program, device, machine.kept_elements // 4, machine.enough_programs // 2, machine.min_split_elements
         )
-        self.machine = machine
+        self.machine, self.tuned = machine, tuned
         self.cut_already: list[Operation] = []  # what makes pieces, or adds them up
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
@@ -254,7 +259,10 @@ class GpuPreparation(Preparation):
         return programs < self.max_split_results and each >= self.machine.one_program_elements
 
     def split(self, operation: Reduce) -> Iterator[Reduce]:
-        cut = self.piece(operation) if operation.kind in SPLIT_KINDS and self.is_few(operation) else None
+        if is_product(operation):
+            cut = self.piece_of_product(operation)
+        else:
+            cut = self.piece(operation) if operation.kind in SPLIT_KINDS and self.is_few(operation) else None
         if cut is None:
             yield operation
             return
@@ -263,10 +271,16 @@ class GpuPreparation(Preparation):
         outer, inner, values = self.cut_axis(operation, cut)
         parts = (*cut.whole, *outer)
         partial = self.made(operation, self.state_type(operation), parts)
-        axes = (*parts, *operation.axes) if self.across(operation) else (*operation.axes, *parts)  # as memory lies
+        is_slowest = self.across(operation) or is_product(operation)
+        axes = (*parts, *operation.axes) if is_slowest else (*operation.axes, *parts)  # as memory lies
         reduced = tuple(inner if item is cut.along else item for item in operation.reduced if item not in cut.whole)
         yield replace(operation, axes=axes, reduced=reduced, values=values, destinations=(partial,))
         yield replace(operation, reduced=parts, values=(self.loaded(partial),), destinations=(destination,))
+
+    def piece_of_product(self, operation: Reduce) -> Cut | None:
+        """Equal parts of what is added up, where a configuration asks for some."""
+        pieces = config_for(problem_of(operation, self.buffer_table), self.machine, self.tuned).pieces
+        return Cut((), operation.reduced[0], pieces) if pieces > 1 else None
 
     # --- rows and columns of one tensor -------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member, against_the_grain, is_in_pieces
 from ferrite.schedule.gpu.blocks import whole_elements
 from ferrite.schedule.gpu.kept_columns import can_keep_columns, is_column_piece
+from ferrite.schedule.gpu.products import is_product, reason_apart
 
 MAX_HELD_ELEMENTS = 1 << 12  # by one program at once, rows and columns
 MAX_POINTS_OF_ONE_PROGRAM = 1 << 14  # so little work that one program does it as fast as many
@@ -20,6 +21,8 @@ MAX_POINTS_OF_ONE_PROGRAM = 1 << 14  # so little work that one program does it a
 
 def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: GpuMachine) -> Refusal | None:
     """Why the two together would run slower than one after the other."""
+    if any(is_product(each.operation) for each in (group.members[0], member)):
+        return reason_apart(group, member, rows)
     members = [*group.members, member]
     if any(is_ordered(each) for each in members):
         return Refusal("points that may meet in memory are a kernel of their own")

@@ -10,16 +10,17 @@ columns   rows lie side by side in memory: a block is so many columns wide that 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ferrite.ir import Axis
-from ferrite.ir.kernel import Accumulate, Loop
+from ferrite.ir import ONE, Axis, Data, Expr, Index, Local, nodes_of
+from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, Update
 from ferrite.ir.program import Scan
 from ferrite.machines import GpuMachine
-from ferrite.schedule.fusion.accesses import likely, likely_points
+from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.gpu.blocks import blocked, likely_lanes, power_above, power_below, smaller_until, whole_elements
 from ferrite.schedule.gpu.flat import smallest_type
-from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested
+from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, with_values
 from ferrite.schedule.loops.memory_order import ordered_axes
 from ferrite.schedule.loops.plain_loops import plain_loops
 from ferrite.schedule.loops.statements import Parts
@@ -61,12 +62,90 @@ def by_columns(
     near = bytes_read < machine.cache_bytes // 4  # what another kernel has just written: parts of lines will do
     least = min(wide, (machine.sector_bytes if near else machine.line_bytes) // smallest_type(points))
     wide = max(smaller_until(wide, count, machine.enough_programs), least)
-    room = max(power_below(machine.step_elements // wide), 1)
+    room: int | None = max(power_below(machine.step_elements // wide), 1)
+    if (held := held_columns(nests, parts, wide, least, count, machine)) is not None:
+        wide, room = held, None
     body: Body = ()
     for nest, part in zip(nests, parts, strict=True):
-        body += nest_loops(nest, part, room)
+        before, inside = with_constants_before(nest, part)
+        body += before + nest_loops(nest, inside, room)
     outer, body = collapse(others, body)
     return nested(outer, (Loop(column, "vector", body, wide),), "parallel")
+
+
+def held_columns(
+    nests: Sequence[Nest], parts: Sequence[Parts], wide: int, least: int, count: int, machine: GpuMachine
+) -> int | None:
+    """How many columns a program has whose elements it holds all at once, from the narrowest block that is whole lines
+    on: then all of its loads are under way together, and nothing is loaded twice. None where they are too many.
+    `count`: of all columns."""
+    lanes = [held_lanes(nest, part) for nest, part in zip(nests, parts, strict=True)]
+    if any(each is None for each in lanes):
+        return None
+    rows = max(each for each in lanes if each is not None)
+    room = machine.column_block
+    while wide > least and rows * wide > room:
+        wide //= 2
+    if count // wide <= machine.multiprocessors:  # which have nothing else to do
+        room *= 2
+    return wide if rows * wide <= room else None
+
+
+def held_lanes(nest: Nest, part: Parts) -> int | None:
+    """Lanes for all that a nest goes through at a column."""
+    if nest.ordered or not part.states:
+        return whole_elements(nest.axes)
+    axes, _ = reduction_axes(nest, tuple(part.point))
+    return whole_elements([*nest.outer, *axes])
+
+
+def reduction_axes(nest: Nest, body: Body) -> tuple[list[Axis], Body]:
+    """What is reduced, as few axes, from the slowest in memory to the fastest."""
+    indices = indices_at(body)
+    order = ordered_axes(nest.reduced, indices)
+    if order and not any(step_of(index, order[-1]) is ONE for index in indices):  # it was last for no good reason
+        order = sorted(order, key=lambda item: -longest_step(item, indices))
+    return collapse(order, body)
+
+
+def longest_step(item: Axis, indices: Sequence[Index]) -> int:
+    steps = [step for index in indices if (step := step_of(index, item)) is not None]
+    return max((abs(likely(step, 1 << 30)) for step in steps), default=0)
+
+
+def with_constants_before(nest: Nest, part: Parts) -> tuple[Body, Parts]:
+    """What is computed from memory in a reduction, and is the same at all of its points, computed before it."""
+    if not part.states:
+        return (), part
+    stored = {item.buffer for item in part.point if isinstance(item, Store)}
+    found: dict[Expr, Local] = {}
+    within = set(nest.axes)
+    for statement in part.point:
+        waiting = list(values_of(statement))
+        while waiting:
+            item = waiting.pop()
+            is_plain = item.loads and stored.isdisjoint(item.loads) and not any(map(is_named, nodes_of(item)))
+            if is_plain and within.isdisjoint(item.atoms) and not any(isinstance(each, Data) for each in item.atoms):
+                found.setdefault(item, Local.intern(f"{nest.axes[0].name}_const{len(found)}", item.dtype))
+            else:
+                waiting += item.under
+    if not found:
+        return (), part
+    before = tuple(Let(local.name, value) for value, local in found.items())
+    return before, replace(part, point=[with_values(statement, found) for statement in part.point])
+
+
+def values_of(statement: Statement) -> tuple[Expr, ...]:
+    match statement:
+        case Let() | Store():
+            return (statement.value,)
+        case Update():
+            return statement.values
+    return ()
+
+
+def is_named(item: Expr) -> bool:
+    return isinstance(item, Local)
 
 
 def nest_loops(nest: Nest, part: Parts, room: int | None) -> Body:
@@ -77,7 +156,7 @@ def nest_loops(nest: Nest, part: Parts, room: int | None) -> Body:
     if not part.states:
         axes, body = collapse(ordered_axes(nest.axes, indices_at(body)), body)
         return blocked(axes, body, "vector", room)[0] + tuple(part.after)
-    axes, body = collapse(ordered_axes(nest.reduced, indices_at(body)), body)
+    axes, body = reduction_axes(nest, body)
     body, room = blocked(axes, body, "reduction", room)
     whole: Body = (Accumulate(tuple(part.states), body), *part.after)
     outer, whole = collapse(list(nest.outer), whole)

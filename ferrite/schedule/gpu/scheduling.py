@@ -17,6 +17,7 @@ from ferrite.schedule.gpu.grouping import Grouping
 from ferrite.schedule.gpu.kernels import build
 from ferrite.schedule.gpu.neighbours import alike
 from ferrite.schedule.gpu.prepare import prepare
+from ferrite.schedule.gpu.products import Tuned
 from ferrite.schedule.gpu.profit import slower
 from ferrite.schedule.gpu.scatter import refused
 from ferrite.schedule.loops.scans import has_state
@@ -27,11 +28,12 @@ from ferrite.schedule.target import BuiltKernel, Postponing, RunMemory
 @dataclass(frozen=True)
 class GpuScheduling:
     """`unsupported`: why the code generator cannot make a kernel of an operation. `device`: the type of the devices
-    whose operations these are."""
+    whose operations these are. `tuned`: what was measured to be fastest for matrix products."""
 
     machine: GpuMachine
     unsupported: Callable[[Operation], Refusal | None] = field(default=lambda operation: None)
     device: str = "cuda"
+    tuned: Tuned = field(default_factory=dict)
 
     @property
     def run_memory(self) -> RunMemory:
@@ -48,7 +50,7 @@ class GpuScheduling:
         return self.unsupported(operation) or refused(operation)
 
     def prepared(self, program: Program) -> Program:
-        return prepare(program, self.machine, self.device)
+        return prepare(program, self.machine, self.device, self.tuned)
 
     def slower(self, group: Group, member: Member, rows: tuple[Axis, ...]) -> Refusal | None:
         return slower(group, member, rows, self.machine)
@@ -57,7 +59,7 @@ class GpuScheduling:
         return alike(group, buffer_table, self.machine)
 
     def arranged(self, group: Group, inside: Iterable[str], buffer_table: BufferTable) -> BuiltKernel:
-        return build(group, tuple(inside), buffer_table, self.machine)
+        return build(group, tuple(inside), buffer_table, self.machine, self.tuned)
 
     def grouped(self, run: Run, buffer_table: BufferTable, leaving: Collection[str], fuel: Fuel) -> Run:
         return Grouping(buffer_table, self.machine, leaving, fuel).grouped(run)

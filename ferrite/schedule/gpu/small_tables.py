@@ -29,6 +29,7 @@ from ferrite.ir import (
 )
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, axes_of, reads, writes
 from ferrite.schedule.fusion.accesses import likely_points
+from ferrite.schedule.gpu.products import is_product
 
 MAX_TABLE_ADDITIONS = 48  # what an element may cost: the reader moves at least as many bytes meanwhile
 MAX_TABLE_LOADS = 4
@@ -114,7 +115,7 @@ class Uses:
         )
 
     def is_larger(self, reader: Operation, table: Compute) -> bool:
-        if not isinstance(reader, Compute | Reduce):
+        if not isinstance(reader, Compute | Reduce) or is_product(reader):  # each block of which would compute it anew
             return False
         return likely_points(axes_of(reader)) >= MIN_READER_POINTS * likely_points(table.axes)
 

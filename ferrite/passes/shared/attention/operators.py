@@ -50,22 +50,6 @@ def masked_attention(
     return result.masked_fill_(endless, math.nan) if endless.any() else result, sums
 
 
-def look_of_gradients(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor,
-    filled: Tensor | None,
-    result: Tensor,
-    sums: Tensor,
-    scale: float,
-    for_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_three = kernel_gradients(gradient, query, key, value, bias, result, sums, scale)
-    return (*of_three, torch.empty_like(bias) if for_bias else bias.new_empty(0))
-
-
 def kernel_gradients(
     gradient: Tensor,
     query: Tensor,
@@ -80,6 +64,13 @@ def kernel_gradients(
         gradient, query, key, value, result, sums, 0.0, False, attn_mask=bias, scale=scale
     )
     return found
+
+
+def look_of_gradients(*operands: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `masked_attention_backward` has them."""
+    gradient, query, key, value, bias, _filled, result, sums, scale, for_bias = operands
+    of_three = kernel_gradients(gradient, query, key, value, bias, result, sums, scale)
+    return (*of_three, torch.empty_like(bias) if for_bias else bias.new_empty(0))
 
 
 @define(

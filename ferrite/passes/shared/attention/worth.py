@@ -4,7 +4,7 @@ On a CPU torch has one kernel that never writes the scores down; where that does
 was written, with more steps. The kernel takes neither dropout nor masks that are trained, and wants rows that are
 dense. Where it applies it is ahead of eager's products at every size measured (`bench/attention.py`), and of compiled
 ones with few keys; with many, and a mask, compiled products are up to a tenth faster, but need memory for the scores.
-While training it is level with them up to 128 keys; with more of them its way back is slower.
+While training it is level with them up to some keys (`max_training_attention_keys`); with more its way back is slower.
 """
 
 from __future__ import annotations

@@ -10,34 +10,35 @@ then, though it is at the same points; over one axis it is seen to be, and both 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ferrite.ir import Axis, Index, Sum, as_index, axis
 from ferrite.ir.program import Compute, Operation, Program
-from ferrite.schedule.cpu.products import product_of
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess
 from ferrite.schedule.fusion.members import with_indices
 from ferrite.schedule.loops.axes import joinable
 
 
-def with_whole_rows(program: Program) -> Program:
-    if not any(product_of(operation) is not None for operation in program.operations):
+def with_whole_rows(program: Program, is_product: Callable[[Operation], bool]) -> Program:
+    """`is_product`: whether an operation is a matrix product that the device arranges as one."""
+    if not any(map(is_product, program.operations)):
         return program
-    readers = _Readers(program)
+    readers = _Readers(program, is_product)
     return replace(program, operations=tuple(map(readers.taken, program.operations)))
 
 
 class _Readers:
     """`split`: what was written over such rows, and at which dimensions they are spread out there; None: at none."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, is_product: Callable[[Operation], bool]) -> None:
+        self.is_product = is_product
         self.buffer_table = BufferTable(program)
         self.split: dict[str, int | None] = {}
 
     def taken(self, operation: Operation) -> Operation:
         """The operation, over whole rows where it reads any."""
-        if product_of(operation) is not None:
+        if self.is_product(operation):
             self.split |= {access.buffer: None for access in self.accesses(operation) if access.writes}
             return operation
         if not isinstance(operation, Compute):

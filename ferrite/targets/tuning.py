@@ -1,0 +1,202 @@
+"""How long matrix products take on the GPU of this process: from a record, or measured when a pass first asks.
+
+Measured is torch's call, and every configuration of a kernel of our own that may be the fastest. What was measured in a
+process is kept, and added to the file that the option `tuning` names.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+import ferrite.passes.shared.own_products  # noqa: F401  # operators of our own
+from ferrite.capture import on_real_tensors
+from ferrite.errors import Refusal, layout, warn_user
+from ferrite.options import Options
+from ferrite.schedule import Scheduling
+from ferrite.schedule.gpu import candidates
+from ferrite.targets.choose import Targets
+from ferrite.targets.cuda import CudaTarget, triton_version
+from ferrite.targets.target import Target
+from ferrite.targets.trials import Stopwatch, compiled_trials, farthest, reason_against
+from ferrite.tune import (
+    InvalidRecord,
+    Measured,
+    ProductConfig,
+    ProductProblem,
+    Record,
+    Where,
+    configurations,
+    parsed,
+)
+
+TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+MAX_EXACT_PRODUCTS = 1 << 38  # that are computed in double precision to compare with; of more, torch's are right
+MAX_BYTES = 4 << 30  # of the factors and results of a product that is measured
+_lock = threading.Lock()
+_measured: dict[ProductProblem, Measured | None] = {}  # by this process; None: it could not be
+
+
+def where() -> Where:
+    return Where(torch.cuda.get_device_name(), triton_version(), torch.__version__)
+
+
+class Tuner:
+    """`measures`: what the record does not have is measured; `path`: and written there."""
+
+    def __init__(self, record: Record, target: CudaTarget, measures: bool, path: Path | None) -> None:
+        self.record, self.target, self.measures, self.path = record, target, measures, path
+        self.found: dict[ProductProblem, Measured] = {}
+
+    def __call__(self, problem: ProductProblem) -> Measured | None:
+        known = self.found.get(problem) or self.record.products.get(problem)
+        if known is not None or not self.measures or torch.cuda.is_current_stream_capturing():
+            return known
+        with _lock:
+            if problem not in _measured:
+                with on_real_tensors():
+                    _measured[problem] = measured(problem, self.target)
+            if (new := _measured[problem]) is not None:
+                self.found[problem] = new
+        return new
+
+    @property
+    def configurations(self) -> dict[ProductProblem, ProductConfig]:
+        return configurations({**self.record.products, **self.found})
+
+    def save(self) -> None:
+        """Adds what was measured to the file, which others may be adding to."""
+        if self.path is None or not self.found:
+            return
+        new = Record(self.record.where, self.found)
+        with _lock:
+            before = read_record(self.path)
+            merged = new if isinstance(before, Refusal) else before.merged(new)
+            write(self.path, str(merged))
+
+
+def tuner_for(options: Options, targets: Targets) -> Tuner | None:
+    """What there is to know for these targets; None where that is nothing."""
+    target = targets.get("cuda")
+    if options.tuning is not None and not isinstance(target, CudaTarget) and not torch.cuda.is_available():
+        refuse(str(options.tuning), "no GPU is here whose products it could be about")
+    if not isinstance(target, CudaTarget) or options.own_products == "off":
+        return None
+    if options.tuning is None and not options.max_autotune:
+        return None
+    here = where()
+    record: Record | Refusal = Record(here)
+    if options.tuning is not None and (options.tuning.exists() or not options.max_autotune):
+        record = read_record(options.tuning)
+        if isinstance(record, Record):
+            record = record.reason_against(here) or record
+    if isinstance(record, Refusal):
+        refuse(str(options.tuning), record.reason)
+        return Tuner(Record(here), target, options.max_autotune, None)
+    return Tuner(record, target, options.max_autotune, options.tuning)
+
+
+def tuned(target: Target, tuner: Tuner | None) -> Scheduling:
+    """A target's scheduling, with what is known to be fastest."""
+    if tuner is None or target is not tuner.target:
+        return target.scheduling
+    return replace(tuner.target.scheduling, tuned=tuner.configurations)
+
+
+def tuning_identity(options: Options) -> str:
+    """What is in the file that the options name."""
+    if options.tuning is None:
+        return "none"
+    try:
+        return hashlib.sha256(options.tuning.read_bytes()).hexdigest()
+    except OSError:
+        return "none"
+
+
+@functools.lru_cache(64)
+def refuse(path: str, reason: str) -> None:
+    """Says so, once."""
+    warn_user(layout("ferrite: a tuning record is not used", {"file": path, "because": reason}))
+
+
+def read_record(path: Path) -> Record | Refusal:
+    try:
+        return parsed(path.read_text())
+    except (OSError, UnicodeDecodeError, InvalidRecord) as problem:
+        return Refusal(str(problem))
+
+
+def write(path: Path, text: str) -> None:
+    """All at once: whoever reads it meanwhile has the old text or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measured(problem: ProductProblem, target: CudaTarget) -> Measured | None:
+    """None where no kernel of ours gives what it should, or there is no memory."""
+    size = problem.rows * problem.summed + problem.summed * problem.columns + problem.rows * problem.columns
+    if problem.batch * size * 4 > MAX_BYTES:
+        return None
+    try:
+        return fastest(problem, target)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def fastest(problem: ProductProblem, target: CudaTarget) -> Measured | None:
+    left, right = factors(problem)
+    expected = left @ right
+    products = problem.batch * problem.rows * problem.columns * problem.summed
+    exact = left.double() @ right.double() if products <= MAX_EXACT_PRODUCTS else expected.float()
+    allowed = max(farthest(expected, exact), torch.finfo(expected.dtype).eps * exact.abs().max().item())
+    configs = candidates(problem, target.scheduling.machine)
+    tables = [configurations({problem: Measured(0, 0, config)}) for config in configs]
+    watch, times = Stopwatch(), dict[ProductConfig, float]()
+    for config, trial in zip(configs, compiled_trials(graph_of(left, right), target, tables), strict=True):
+        if not isinstance(trial, Refusal) and not reason_against(trial(left, right), [exact], [allowed]):
+            times[config] = watch.microseconds(trial, left, right)
+    if not times:
+        return None
+    best = min(times, key=times.__getitem__)
+    return Measured(watch.microseconds(torch.matmul, left, right), times[best], best)
+
+
+def factors(problem: ProductProblem) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random numbers that lie as the problem says, from no generator of the user's."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def made(rows: int, columns: int, turned: bool) -> torch.Tensor:
+        sizes = (columns, rows) if turned else (rows, columns)
+        batch = (problem.batch,) if problem.batch > 1 else ()
+        numbers = torch.randn(*batch, *sizes, device="cuda", generator=generator).to(TYPES[problem.dtype])
+        return numbers.transpose(-1, -2) if turned else numbers
+
+    return (
+        made(problem.rows, problem.summed, problem.left == "rows"),
+        made(problem.summed, problem.columns, problem.right == "summed"),
+    )
+
+
+def graph_of(left: torch.Tensor, right: torch.Tensor) -> torch.fx.GraphModule:
+    """A graph of one product of ours."""
+    graph = torch.fx.Graph()
+    nodes = []
+    for name, value in (("left", left), ("right", right)):
+        nodes.append(graph.placeholder(name))
+        nodes[-1].meta["val"] = value
+    product = graph.call_function(torch.ops.ferrite.product.default, tuple(nodes))
+    product.meta["val"] = torch.empty(*left.shape[:-1], right.shape[-1], dtype=left.dtype, device=left.device)
+    graph.output((product,))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
