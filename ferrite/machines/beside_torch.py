@@ -48,6 +48,10 @@ class BesideTorch:
         """A convolution of float32 as a kernel."""
         return Refusal("convolutions of our own are measured on Arm only")
 
+    def lone_convolution(self, taps: int, image: int, is_turned: bool) -> Refusal | None:
+        """The same where no other is near; `image`: its elements; `is_turned`: its channels do not lie side by side."""
+        return Refusal("convolutions of our own are measured on Arm only")
+
 
 @dataclass(frozen=True)
 class BesideArmComputeLibrary(BesideTorch):
@@ -67,6 +71,7 @@ class BesideArmComputeLibrary(BesideTorch):
 
     # --- convolutions, in multiplications
     min_convolution: int = 1 << 18
+    large_image: int = 1 << 20  # in elements
 
     # --- copies for another layout, in elements
     long_row: int = 2048
@@ -113,6 +118,16 @@ class BesideArmComputeLibrary(BesideTorch):
         nothing is turned for them. In groups 0.1 to 0.3: torch has no fast kernel for these."""
         if multiplications < self.min_convolution:
             return Refusal("it is so small that all a kernel of our own can gain is the time of a call")
+        return None
+
+    def lone_convolution(self, taps: int, image: int, is_turned: bool) -> Refusal | None:
+        """Measured (`bench/results/convolutions*-aarch64.md`): of one by one, up to 1.2 where channels lie side by
+        side, and up to 2.3 where they do not; of windows 0.47 to 1.06, but 1.05 to 1.15 where a large image is
+        turned."""
+        if taps == 1:
+            return Refusal("it is one by one, and no other convolution is near")
+        if is_turned and image >= self.large_image:
+            return Refusal("its image is large and has to be turned, and no other convolution is near")
         return None
 
 

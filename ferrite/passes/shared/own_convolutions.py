@@ -131,9 +131,10 @@ def reason_to_leave(site: Site, x: torch.Tensor, weight: torch.Tensor) -> Refusa
         return refusal
     if any(user.op == "output" for user in site.arguments["input"].users):
         return Refusal("the image is given out as it is, and would be there twice")
-    if math.prod(weight.shape[2:]) == 1 and known_contiguous(x) and not has_windows_nearby(site.node):
-        return Refusal("it is one by one, and no other convolution is near")
-    return None
+    if site.arguments["groups"] != 1:
+        return None
+    alone = beside_torch().lone_convolution(math.prod(weight.shape[2:]), x.numel(), known_contiguous(x))
+    return alone if alone is not None and not has_windows_nearby(site.node) else None
 
 
 def is_image(node: torch.fx.Node) -> bool:
