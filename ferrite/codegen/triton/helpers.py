@@ -57,8 +57,9 @@ _helper("""
 """)
 _helper("""
     def add_product(left, right, total):
-        # all digits of 32 bits; the block is summed first: one long chain of sums would round as often as it is long
-        return total + tl.dot(left, right, input_precision="ieee")
+        # all digits of 32 bits; the block is summed first: one long chain of sums would round as often as it is long.
+        # With the last argument, which says something about floats of 8 bits alone, Triton leaves the sum as it stands
+        return total + tl.dot(left, right, input_precision="ieee", max_num_imprecise_acc=1)
 """)
 
 _helper("""
