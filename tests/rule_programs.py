@@ -459,7 +459,7 @@ WRITTEN_OUT: tuple[Program, ...] = (
         partial(Normed, 16),
         randn((2, 16, 32, 32)),
         ("weights_channels_last",),
-        **frozen(weight_layouts="always"),
+        **frozen(weight_layouts="always", own_convolutions="off"),
         terms=16.0,
     ),
     Program(

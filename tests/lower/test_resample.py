@@ -13,7 +13,7 @@ MODES = ["nearest", "nearest-exact", "bilinear", "bicubic"]
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("size", [(8, 10), (6, 3), (7, 11)])
+@pytest.mark.parametrize("size", [(8, 10), (6, 3), pytest.param((7, 11), marks=pytest.mark.slow)])
 def test_resampling_and_its_gradient(mode, size):
     # weights are sums of a few products: as exact as eager's, but rounded in another order
     def fn(a):

@@ -26,7 +26,7 @@ SLOW |= {"mobilenet-v1", "yolos", "gemma2", "qwen2", "bert"}
 SLOW_TO_TRAIN = (
     SLOW | {"modernbert"} | {"bert", "gpt2", "qwen2", "gemma2", "mixtral", "mamba", "wav2vec2", "mobilenet-v1"}
 )
-SLOW_TO_TRAIN |= {"segformer", "yolos", "clip", "swin", "efficientnet", "vit"}
+SLOW_TO_TRAIN |= {"segformer", "yolos", "clip", "swin", "efficientnet", "vit", "distilbert"}
 
 CACHE_PARTS = (hf.Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)
 

@@ -219,6 +219,7 @@ def test_each_other_rounding_gives_other_errors() -> None:
     assert min(errors) > 0
 
 
+@pytest.mark.slow
 def test_compile_time_tells_the_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def here(module: str, request: dict[str, Any], caches: Path) -> dict[str, Any]:
         torch.compiler.reset()

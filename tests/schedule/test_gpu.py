@@ -376,6 +376,12 @@ LOOPS = [
 ]
 
 
+# prefix sums take five seconds there
+ON_A_LARGE_ONE = [
+    pytest.param(name, MACHINE, marks=pytest.mark.slow if name == "prefix_sums" else ()) for name in LOOPS
+]
+
+
 def memory_of(buffer, sizes):
     shape = [int(evaluate(size, sizes)) for size in buffer.sizes]
     if buffer.dtype.is_floating_point:
@@ -384,8 +390,7 @@ def memory_of(buffer, sizes):
 
 
 @needs_triton
-@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(("name", "machine"), [*((name, TINY) for name in LOOPS), *ON_A_LARGE_ONE])
 def test_a_program_computes_what_its_interpreter_does(name, machine):
     program = PROGRAMS[name]()
     sizes = {s0: 5}

@@ -156,8 +156,11 @@ def test_results_by_places_with_a_residual(channels):
     assert_same_as_eager(convolved, inputs, options=OWN, terms=4.0)
 
 
+SEVERAL = pytest.param((2, 20, 11, 10), id="(2, 20, 11, 10)", marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("how", [{"padding": 2}, {"stride": 2}, {"padding": (1, 2), "dilation": 2}], ids=str)
-@pytest.mark.parametrize("shape", [(2, 20, 11, 10), (1, 70, 9, 13), (1, 70, 1, 30)], ids=str)
+@pytest.mark.parametrize("shape", [SEVERAL, (1, 70, 9, 13), (1, 70, 1, 30)], ids=str)
 def test_windows_of_each_channel_between_convolutions_of_our_own(shape, how):
     batch, channels, height, width = shape
     window = (5, 5) if height > 1 else (1, 5)
