@@ -50,8 +50,8 @@ class BesideTorch:
         """A convolution of float32 as a kernel."""
         return Refusal("convolutions of our own are measured on Arm only")
 
-    def lone_convolution(self, taps: int, image: int, is_turned: bool) -> Refusal | None:
-        """The same where no other is near; `image`: its elements; `is_turned`: its channels do not lie side by side."""
+    def lone_convolution(self, taps: int) -> Refusal | None:
+        """The same where no other is near."""
         return Refusal("convolutions of our own are measured on Arm only")
 
 
@@ -74,7 +74,6 @@ class BesideArmComputeLibrary(BesideTorch):
 
     # --- convolutions, in multiplications
     min_convolution: int = 1 << 18
-    large_image: int = 1 << 20  # in elements
 
     # --- copies for another layout, in elements
     long_row: int = 2048
@@ -124,14 +123,11 @@ class BesideArmComputeLibrary(BesideTorch):
             return Refusal("it is so small that all a kernel of our own can gain is the time of a call")
         return None
 
-    def lone_convolution(self, taps: int, image: int, is_turned: bool) -> Refusal | None:
+    def lone_convolution(self, taps: int) -> Refusal | None:
         """Measured (`bench/results/convolutions*-aarch64.md`): of one by one, up to 1.2 where channels lie side by
-        side, and up to 2.3 where they do not; of windows 0.47 to 1.06, but 1.05 to 1.15 where a large image is
-        turned."""
+        side, and up to 2.3 where they do not; of windows 0.47 to 1.06."""
         if taps == 1:
             return Refusal("it is one by one, and no other convolution is near")
-        if is_turned and image >= self.large_image:
-            return Refusal("its image is large and has to be turned, and no other convolution is near")
         return None
 
 

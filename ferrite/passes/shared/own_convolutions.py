@@ -133,7 +133,7 @@ def reason_to_leave(site: Site, x: torch.Tensor, weight: torch.Tensor) -> Refusa
         return Refusal("the image is given out as it is, and would be there twice")
     if site.arguments["groups"] != 1:
         return None
-    alone = beside_torch().lone_convolution(math.prod(weight.shape[2:]), x.numel(), known_contiguous(x))
+    alone = beside_torch().lone_convolution(math.prod(weight.shape[2:]))
     return alone if alone is not None and not has_windows_nearby(site.node) else None
 
 
