@@ -163,10 +163,9 @@ def row(kind: str, sizes: Sizes, rounds: int, clock: Callable[[], float]) -> tup
         compiled = given_to(OURS, with_own_code(function), own_products=products)
         return lambda: compiled(*inputs)
 
-    *batch, rows, inner, columns = sizes
+    rows, inner, columns = sizes[-3:]
     along = kind in ("linear", "frozen", "layer", "scores")
-    given = MatrixProduct(rows, inner, columns, along, in_panels=kind == "frozen", batch=math.prod(batch))
-    taken = beside_torch().product(given) is None
+    taken = beside_torch().product(MatrixProduct(rows, inner, columns, along, in_panels=kind == "frozen")) is None
     seconds = interleaved({"torch": call("off"), "own": call("always")}, rounds, 0.01, clock=clock)
     work = 2 * math.prod(sizes) / 1e9
     speeds = [f"{work / statistics.median(seconds[name]):.1f}" for name in ("torch", "own")]

@@ -15,9 +15,9 @@ from ferrite.tune import ProductProblem
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """One of float32, or a batch of them. `lie_along`: both factors lie along what is summed, as in a linear layer;
-    `in_panels`: the right one is constant, and can lie as a kernel of our own reads it; `has_all_cores`: torch works
-    with all cores, of which there are few."""
+    """One of float32. `lie_along`: both factors lie along what is summed, as in a linear layer; `in_panels`: the right
+    one is constant, and can lie as a kernel of our own reads it; `has_all_cores`: torch works with all cores, of which
+    there are few."""
 
     rows: int
     inner: int
@@ -25,11 +25,9 @@ class MatrixProduct:
     lie_along: bool = True
     in_panels: bool = False
     has_all_cores: bool = True
-    batch: int = 1
 
     @property
     def multiplications(self) -> int:
-        """Of one matrix."""
         return self.rows * self.inner * self.columns
 
 
@@ -63,9 +61,8 @@ class BesideArmComputeLibrary(BesideTorch):
     min_side: int = 9
     min_multiplications: int = 8193
 
-    # --- products: multiplications of all matrices and of each, products of a sum, sides
+    # --- products: multiplications of one matrix, products of a sum, sides
     min_product: int = 1 << 18
-    min_matrix: int = 1 << 16
     small_product: int = 1 << 20
     min_summed: int = 16
     long_sum: int = 1024
@@ -83,13 +80,12 @@ class BesideArmComputeLibrary(BesideTorch):
         """Measured (`bench/results/products-aarch64.md` for one thread, `products-2-threads-aarch64.md`): factors that
         lie along take 0.36 to 1.01 of the time of torch's kernel, the fewer rows the less. Others take 0.6 to 0.95
         while they are small, and up to 1.1 where they are not: torch's kernel then has the same layout to begin with.
-        What is thin, too, is better read in the order of memory, as torch does. Many small ones, as in attention over
-        windows, take 0.38 to 0.65: torch calls its library for each."""
+        What is thin, too, is better read in the order of memory, as torch does."""
         rows, inner, columns, work = given.rows, given.inner, given.columns, given.multiplications
         goes_to_library = given.lie_along and min(rows, inner, columns) >= self.min_side
         if goes_to_library and work > self.small_product and not given.has_all_cores:
             return Refusal("it is large, and the Arm Compute Library has more threads")
-        if inner < self.min_summed or work < self.min_matrix or work * given.batch < self.min_product:
+        if inner < self.min_summed or work < self.min_product:
             return Refusal("it is so small that all a kernel of our own can gain is the time of a call")
         if given.lie_along:
             fits = inner > self.long_sum or min(rows, columns) < self.large_side

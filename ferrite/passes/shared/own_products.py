@@ -82,8 +82,7 @@ def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor, in_pane
     lie_along = left.stride(-1) == 1 and right.stride(-2) == 1
     has_all_cores = product_libraries.works_with_all_of_few_cores()
     (rows, inner), columns = left.shape[-2:], right.shape[-1]
-    batch = math.prod(left.shape[:-2])
-    given = MatrixProduct(rows, inner, columns, lie_along, in_panels, has_all_cores, batch)
+    given = MatrixProduct(rows, inner, columns, lie_along, in_panels, has_all_cores)
     return beside_torch().product(given)
 
 
