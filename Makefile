@@ -35,8 +35,8 @@ demo: $(READY)  ## compile a real model and show it equal to eager
 	@$(BIN)/python -m ferrite demo
 
 test: $(READY)  ## everything CI runs: format, lint, types, tests
-	@$(MAKE) --no-print-directory lint
-	$(WITHOUT_GPU) -n $(WORKERS) --dist loadfile -m "not slow and not gpu"
+	@$(MAKE) --no-print-directory style
+	@$(MAKE) --no-print-directory -j 2 types daily
 
 check: $(READY)  ## format, lint, types and the quick tests; run it before every commit
 	@$(MAKE) --no-print-directory lint
@@ -59,12 +59,20 @@ docs: $(READY)  ## make the generated pages anew
 	$(BIN)/python -m ferrite.passes.page docs/names.csv > docs/passes.md
 	$(BIN)/python -m ferrite ops --markdown docs/operators.csv > docs/operators.md
 
-.PHONY: lint
-lint: $(READY)
-	@echo "format, lint, types"
+.PHONY: lint style types daily
+lint: style types
+
+style: $(READY)
+	@echo "format, lint"
 	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: make format"; exit 1; }
 	@$(BIN)/ruff check --quiet .
+
+types: $(READY)
+	@echo "types"
 	@$(BIN)/mypy --no-error-summary
+
+daily: $(READY)
+	$(WITHOUT_GPU) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not gpu"
 
 format: $(READY)  ## format the code
 	@$(BIN)/ruff check --quiet --fix-only .
