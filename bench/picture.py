@@ -1,6 +1,7 @@
 """A picture of results for the README: speed relative to eager, one pair of bars per case, as SVG.
 
     python -m bench.picture RESULTS.json [MORE.json] --to docs/speed.svg
+    python -m bench.picture results/gpu-kernels.json results/gpu-models.json --to results/gpu-speed.svg
 
 The axis is logarithmic, so that twice as fast and half as fast are equally long bars, to the right and to the left of
 eager.
@@ -26,11 +27,25 @@ Speeds = dict[str, dict[str, float]]  # case to backend to times as fast as eage
 
 def speeds_of(results: Mapping[str, Any]) -> Speeds:
     """The cases of one program's results that ferrite or Inductor ran."""
+    if results["rows"] and "speed" not in results["rows"][0]:
+        return speeds_on_gpu(results["rows"])
     found: Speeds = {}
     for row in results["rows"]:
         speeds = {name: row["speed"][f"{name} to {EAGER}"] for name in COLOURS if f"{name} to {EAGER}" in row["speed"]}
         if speeds:
             found[f"{row['case']}, {row['size']}" if "size" in row else row["case"]] = speeds
+    return found
+
+
+def speeds_on_gpu(rows: Sequence[Mapping[str, Any]]) -> Speeds:
+    """Of `bench.gpu`, whose rows are times: of kernels, and of models, with CUDA graphs too."""
+    found: Speeds = {}
+    for row in rows:
+        name = row["case"] if "case" in row else row["model"] + ", training" * row["training"]
+        for suffix in ("", ", reduce-overhead"):
+            speeds = {each: row[EAGER] / row[each + suffix] for each in COLOURS if row.get(each + suffix)}
+            if speeds:
+                found[name + suffix.replace("reduce-overhead", "CUDA graphs")] = speeds
     return found
 
 
@@ -99,12 +114,15 @@ def picture_of(results: Sequence[Mapping[str, Any]], to: Path) -> None:
     if not speeds:
         raise SystemExit("no case was timed: there is nothing to draw")
     to.parent.mkdir(parents=True, exist_ok=True)
-    to.write_text(drawn(speeds, f"{results[0]['machine']}, {results[0]['threads']} threads"))
+    threads = f", {results[0]['threads']} threads" if "threads" in results[0] else ""
+    to.write_text(drawn(speeds, results[0]["machine"] + threads))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="+", type=Path, help="JSON files that bench.kernels or bench.models wrote")
+    parser.add_argument(
+        "results", nargs="+", type=Path, help="JSON files that bench.kernels, bench.models or bench.gpu wrote"
+    )
     parser.add_argument("--to", type=Path, required=True, help="the file to draw into")
     chosen = parser.parse_args(argv)
     picture_of([json.loads(path.read_text()) for path in chosen.results], chosen.to)

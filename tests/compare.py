@@ -133,7 +133,7 @@ def run(
         outputs = call(*arguments)
         if backward:
             loss_of(outputs).backward()
-    rng = torch.get_rng_state()
+    rng = random_state()
     gradients: dict[str, torch.Tensor | None] = {}
     state: dict[str, torch.Tensor] = {}
     if backward:
@@ -145,12 +145,20 @@ def run(
     return Run(outputs, [inputs, arguments] if prepare else inputs, state, gradients, rng)
 
 
+def random_state() -> torch.Tensor:
+    """Of all default generators that are in use."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return torch.cat(states)
+
+
 def loss_of(outputs: Any) -> torch.Tensor:
     """A scalar that weighs every element of every differentiable output differently."""
     parts = []
     for i, tensor in enumerate(t for t in tensors_in(outputs) if t.requires_grad):
         real = torch.view_as_real(tensor.resolve_conj()).sum(-1) if tensor.is_complex() else tensor
-        weight = torch.linspace(0.5, 1.5, real.numel(), dtype=torch.float64).reshape(real.shape)
+        weight = torch.linspace(0.5, 1.5, real.numel(), dtype=torch.float64, device=real.device).reshape(real.shape)
         parts.append((real * weight.to(real.dtype)).sum() * (i + 1))
     assert parts, "backward=True, but no output requires grad"
     return torch.stack([part.to(torch.float64) for part in parts]).sum()
@@ -187,7 +195,7 @@ def upcast_tree(tree: Any) -> Any:
         key = (leaf.untyped_storage()._cdata, leaf.dtype)
         if key not in bases:
             count = leaf.untyped_storage().nbytes() // leaf.element_size()
-            flat = torch.empty(0, dtype=leaf.dtype).set_(leaf.untyped_storage(), 0, (count,), (1,))
+            flat = torch.empty(0, dtype=leaf.dtype, device=leaf.device).set_(leaf.untyped_storage(), 0, (count,), (1,))
             bases[key] = flat.to(UPCAST[leaf.dtype])
         wide = bases[key].as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())
         wide = torch._neg_view(wide) if leaf.is_neg() else wide

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--check-bounds", action="store_true", help="kernels compare every address with the bounds of its memory"
     )
+    parser.addoption("--device", default="cpu", help="where tensors are made of which a test does not say it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test is imported: what they make at once is there as well."""
+    device = config.getoption("--device")
+    if device != "cpu":
+        torch.set_default_device(device)
 
 
 LONG_FILES_ARE_IN = ("models", "rules", "contract", "schedule", "cache", "targets", "project")
@@ -102,6 +111,19 @@ def program_of_calls(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> N
 def llvm_kernels(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what only kernels have, whatever `--executor` says."""
     monkeypatch.setenv("FERRITE_EXECUTOR", "native")
+
+
+@pytest.fixture
+def few_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For many tests on a GPU, which run side by side: kernels are compiled where they are needed, by one more process
+    at most. And a process whose GPU takes no more work, after an assertion of a kernel, ends: others go on."""
+    monkeypatch.setattr("ferrite.runtime.cuda.workers.MAX_WORKERS", 1)
+    yield
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        os._exit(1)
 
 
 class Golden:

@@ -17,6 +17,7 @@ def nudged(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if not is_float(tensor) or tensor.layout is not torch.strided:
         return tensor
     whole = tensor == (tensor.real if tensor.is_complex() else tensor).round()
-    signs = torch.where(whole, 0, 2 * torch.randint(2, tensor.shape, generator=generator) - 1)
+    signs = torch.randint(2, tensor.shape, generator=generator).to(tensor.device)
+    signs = torch.where(whole, 0, 2 * signs - 1)
     real = tensor.abs().dtype
     return tensor.mul_(1 + torch.finfo(real).eps * signs.to(real))

@@ -12,10 +12,11 @@ float64, where eager's rounding decides on another.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -107,17 +108,32 @@ def observe(program: Program, how: str) -> list[Outcome]:
         options = {"options": {"strict": True}} if how == "ferrite" else {}
         dynamic = (program.dynamic or None) if any_sizes else False
         function = torch.compile(function, backend=backend, dynamic=dynamic, **options)
-    found: list[Outcome] = []
-    for number, call in enumerate(program.calls):
-        leaves, arguments = scope["inputs"](**{name: call[name] for name in program.sizes})
-        torch.manual_seed(number + 1)  # where it nudges, each run otherwise
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found.append(one_call(program, function, leaves, arguments))
-        except Exception as error:
-            found.append(error)
-    return found
+    with default_device(program.device):
+        return [one_outcome(program, number, function, scope["inputs"]) for number in range(len(program.calls))]
+
+
+@contextlib.contextmanager
+def default_device(name: str) -> Iterator[None]:
+    """Tensors are made there, by programs that are compiled too."""
+    if name == "cpu":
+        yield
+        return
+    torch.set_default_device(name)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+def one_outcome(program: Program, number: int, function: Any, inputs: Any) -> Outcome:
+    leaves, arguments = inputs(**{name: program.calls[number][name] for name in program.sizes})
+    torch.manual_seed(number + 1)  # where it nudges, each run otherwise
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return one_call(program, function, leaves, arguments)
+    except Exception as error:
+        return error
 
 
 def one_call(program: Program, function: Any, leaves: list[Any], arguments: list[Any]) -> Run:
@@ -159,7 +175,8 @@ def nudged(value: torch.Tensor, operands: Iterable[Any] = ()) -> torch.Tensor:
 def noise(like: torch.Tensor, units: float) -> torch.Tensor:
     """Random numbers of a size, up to some units of one."""
     unit = units * torch.finfo(like.dtype).eps
-    return (unit * (torch.rand(like.shape, generator=SOURCE, dtype=torch.float64) * 2 - 1)).to(like.dtype)
+    numbers = torch.rand(like.shape, generator=SOURCE, dtype=torch.float64, device="cpu")
+    return (unit * (numbers * 2 - 1)).to(like.device, like.dtype)
 
 
 def largest_finite(tensor: torch.Tensor) -> float:

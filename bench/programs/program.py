@@ -101,6 +101,7 @@ class Program:
     dynamic: bool = False
     training: bool = False
     from_data: bool = False  # sizes and numbers from data stay in the graph
+    device: str = "cpu"  # of everything that does not say where it is: "cuda", where programs are run on a GPU
 
     @property
     def sizes(self) -> list[str]:
@@ -142,6 +143,8 @@ class Program:
         settings = ['backend="ferrite", options={"strict": True}' if backend == "ferrite" else f'backend="{backend}"']
         settings += ["dynamic=True"] if self.dynamic else []
         lines = ["import torch", ""]
+        if self.device != "cpu":
+            lines += [f"torch.set_default_device({self.device!r})"]
         if self.from_data:
             lines += ["torch._dynamo.config.capture_scalar_outputs = True"]
             lines += ["torch._dynamo.config.capture_dynamic_output_shape_ops = True"]
@@ -170,7 +173,7 @@ class Program:
             )
             for each in data["steps"]
         )
-        rest = {name: data[name] for name in ("dynamic", "training", "from_data")}
+        rest = {name: data[name] for name in ("dynamic", "training", "from_data", "device") if name in data}
         return Program(inputs, steps, tuple(data["results"]), tuple(data["calls"]), **rest)
 
 

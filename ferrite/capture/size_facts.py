@@ -20,6 +20,7 @@ Number = torch.SymInt | torch.SymBool | torch.SymFloat
 Range = tuple[int | None, int | None]
 
 LARGEST = 1 << 62  # bounds beyond are torch's way to say there is none
+VECTOR = 16  # elements, as a GPU loads them at once
 
 
 def symbol_range(value: Number) -> Callable[[Any], Range]:
@@ -47,7 +48,8 @@ def _asserted_value(known: Any, symbol: Any) -> int | None:
 
 
 def likely_value(value: Number) -> Callable[[Any], int | None]:
-    """A function from the symbols in a size to what they may well be: the power of two below what was seen. None where
+    """A function from the symbols in a size to what they may well be: the power of two below what was seen, and one
+    more where that is no multiple of 16, as rows that begin where a vector can be loaded are worth knowing. None where
     nothing was. Coarse, so that what is decided by it, and kept by it, is the same for sizes that are near."""
     seen = likely_values(value)
 
@@ -55,7 +57,10 @@ def likely_value(value: Number) -> Callable[[Any], int | None]:
         found: Any = seen.get(symbol)
         if not getattr(found, "is_Integer", isinstance(found, int)):  # a ragged size was seen as a name, not a number
             return None
-        return None if found < 1 else 1 << (int(found).bit_length() - 1)
+        if found < 1:
+            return None
+        below = 1 << (int(found).bit_length() - 1)
+        return below + 1 if below >= VECTOR and int(found) % VECTOR else below
 
     return near
 

@@ -169,7 +169,7 @@ def with_gradients(call: Any, made: list[torch.Tensor]) -> Any:
         if not wanted:
             return outputs
         if not made:
-            made.extend(torch.linspace(-0.5, 1, leaf.numel()).reshape(leaf.shape) for leaf in wanted)
+            made.extend(seed_for(leaf) for leaf in wanted)
         seeds = [seed.to(leaf.dtype) for seed, leaf in zip(made, wanted, strict=True)]
         inputs = [tensor for tensor in given if tensor.requires_grad]
         return outputs, list(torch.autograd.grad(wanted, inputs, seeds, allow_unused=True))
@@ -177,11 +177,15 @@ def with_gradients(call: Any, made: list[torch.Tensor]) -> Any:
     return function
 
 
+def seed_for(leaf: torch.Tensor) -> torch.Tensor:
+    return torch.linspace(-0.5, 1, leaf.numel(), device=leaf.device).reshape(leaf.shape)
+
+
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     """The same tensor in a storage of its own, at the same place in it."""
     if tensor.layout is not torch.strided:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    new = torch.empty(0, dtype=tensor.dtype)
+    new = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     with torch.no_grad():
         storage = tensor.untyped_storage().clone()
         new.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -256,7 +260,7 @@ def difference(ours: list[Any], eager: list[Any], exact: Reference | None, names
             if mine != theirs and not (mine != mine and theirs != theirs):
                 return f"result {place}: {mine} instead of {theirs}"
             continue
-        looks = [(t.dtype, tuple(t.shape), t.layout) for t in (mine, theirs)]
+        looks = [(t.dtype, tuple(t.shape), t.layout, t.device.type) for t in (mine, theirs)]
         if looks[0] != looks[1]:
             return f"result {place}: {looks[0]} instead of {looks[1]}"
         if theirs.layout is not torch.strided:

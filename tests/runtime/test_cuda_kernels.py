@@ -86,7 +86,7 @@ def test_code_without_promises_about_addresses(nothing_known):
     unit = unit_of(kernel_of(FLAT), H200)
     kernel = kernel_from(code_of([unit])[unit.name])
     assert kernel.programs == 4
-    other = kernel.for_any_pointers()
+    other = kernel.without([0])
     assert other.request["aligned"] == []
     assert other.code != kernel.code
     assert (other.pointers, other.sizes, other.programs) == (kernel.pointers, kernel.sizes, kernel.programs)

@@ -1,8 +1,9 @@
 """What torch's tables hold, as one list: operators, modules, optimizers, higher order and custom operators.
 
 An `Entry` is one line of a table. `samples(entry, dtype, way, limit)` are the calls to try: an operator and what it is
-given. A way is how they are compiled: `static` and `dynamic` (sizes known or not), `backward`, `in place`, `errors`
-(calls that the table says eager refuses) and `other types` (those that the table does not name: eager refuses most).
+given, on the entry's device. A way is how they are compiled: `static` and `dynamic` (sizes known or not), `backward`,
+`in place`, `errors` (calls that the table says eager refuses) and `other types` (those that the table does not name:
+eager refuses most).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Entry:
     kind: str  # "operator", "module" or "optimizer"
     info: Any
     training: bool = False
+    device: str = "cpu"
 
     @property
     def takes_edges(self) -> bool:
@@ -64,7 +66,7 @@ class Sample:
 
 
 @functools.cache
-def entries() -> dict[str, Entry]:
+def entries(device: str = "cpu") -> dict[str, Entry]:
     """Every entry of every table by name."""
     found: list[Entry] = []
     for table, infos in OPERATOR_TABLES.items():
@@ -81,29 +83,29 @@ def entries() -> dict[str, Entry]:
     for entry in found:
         again = sum(name.split("#")[0] == entry.name for name in named)
         name = f"{entry.name}#{again}" if again else entry.name
-        named[name] = Entry(name, entry.kind, entry.info, entry.training)
+        named[name] = Entry(name, entry.kind, entry.info, entry.training, device)
     return named
 
 
 def dtypes_of(entry: Entry, way: str) -> set[torch.dtype]:
-    """The types an entry knows on a CPU; the only one for errors, which name their own."""
+    """The types an entry knows on its device; the only one for errors, which name their own."""
     info = entry.info
     if way == "errors":
         return {torch.float32}
     if way == "other types":
-        return set(PLAIN_TYPES) - set(info.dtypes) if entry.kind == "operator" else set()
+        return set(PLAIN_TYPES) - set(info.supported_dtypes(entry.device)) if entry.kind == "operator" else set()
     if entry.kind == "optimizer":
         return {torch.float32, torch.float64} if way in ("static", "dynamic") else set()
     if entry.kind == "module":
-        known = set(info.supported_dtypes("cpu"))
+        known = set(info.supported_dtypes(entry.device))
         differentiable = {dtype for dtype in known if dtype.is_floating_point or dtype.is_complex}
         return differentiable if way == "backward" else set() if way == "in place" else known
     if way == "backward":
-        known = set(info.backward_dtypes) if info.supports_autograd else set()
+        known = set(info.supported_backward_dtypes(entry.device))
         return {dtype for dtype in known if dtype.is_floating_point or dtype.is_complex}
     if way == "in place" and info.get_inplace() is None:
         return set()
-    return set(info.dtypes)
+    return set(info.supported_dtypes(entry.device))
 
 
 def samples(entry: Entry, dtype: torch.dtype, way: str, limit: int) -> Iterator[Sample]:
@@ -123,7 +125,7 @@ def samples(entry: Entry, dtype: torch.dtype, way: str, limit: int) -> Iterator[
 def operator_samples(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Sample]:
     info = entry.info
     operator = info.get_inplace() if way == "in place" else info.op
-    for sample in info.sample_inputs("cpu", dtype, requires_grad=way == "backward"):
+    for sample in info.sample_inputs(entry.device, dtype, requires_grad=way == "backward"):
         if way == "in place" and (sample.broadcasts_input or not changeable(sample.input)):
             continue
         yield Sample(compiled_call(operator), (sample.input, tuple(sample.args), dict(sample.kwargs)))
@@ -132,14 +134,14 @@ def operator_samples(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Sam
 def operator_errors(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Sample]:
     if entry.info.error_inputs_func is None:
         return
-    for error in entry.info.error_inputs("cpu"):
+    for error in entry.info.error_inputs(entry.device):
         sample = error.sample_input
         yield Sample(compiled_call(entry.info.op), (sample.input, tuple(sample.args), dict(sample.kwargs)))
 
 
 def operator_in_other_types(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Sample]:
     """Samples of a known type, their tensors of that type in another one."""
-    known = next((each for each in PLAIN_TYPES if each in entry.info.dtypes), None)
+    known = next((each for each in PLAIN_TYPES if each in entry.info.supported_dtypes(entry.device)), None)
     if known is None:
         return
 
@@ -181,11 +183,11 @@ def module_samples(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Sampl
     """The state of the module is an argument too, so that its gradients and its buffers are compared."""
     info = entry.info
     given = info.module_inputs_func(
-        info, device="cpu", dtype=dtype, requires_grad=way == "backward", training=entry.training
+        info, device=entry.device, dtype=dtype, requires_grad=way == "backward", training=entry.training
     )
     for sample in given:
         if sample.forward_input is not None:
-            yield module_sample(info.module_cls, sample, dtype, entry.training, way == "backward")
+            yield module_sample(entry, sample, dtype, way == "backward")
 
 
 def module_errors(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Sample]:
@@ -193,20 +195,20 @@ def module_errors(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Sample
     if info.module_error_inputs_func is None:
         return
     given: Iterable[ErrorModuleInput] = info.module_error_inputs_func(
-        info, device="cpu", dtype=dtype, requires_grad=False, training=entry.training
+        info, device=entry.device, dtype=dtype, requires_grad=False, training=entry.training
     )
     for error in given:
         try:
-            yield module_sample(info.module_cls, error.module_error_input, dtype, entry.training, False)
+            yield module_sample(entry, error.module_error_input, dtype, False)
         except Exception:  # the constructor refuses already: nothing is left to compile
             continue
 
 
-def module_sample(cls: Any, sample: Any, dtype: torch.dtype, training: bool, backward: bool) -> Sample:
+def module_sample(entry: Entry, sample: Any, dtype: torch.dtype, backward: bool) -> Sample:
     torch.manual_seed(7)
-    made = cls(*sample.constructor_input.args, **sample.constructor_input.kwargs)
+    made = entry.info.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs).to(entry.device)
     made = made.to(dtype) if dtype.is_floating_point or dtype.is_complex else made
-    made.train(training)
+    made.train(entry.training)
     given = sample.forward_input
     if isinstance(made, LazyModuleMixin) and made.has_uninitialized_params():
         made(*given.args, **given.kwargs)  # its first call makes the parameters, and it is lazy no more
@@ -230,11 +232,11 @@ def optimizer_samples(entry: Entry, dtype: torch.dtype, way: str) -> Iterator[Sa
     if info.step_requires_closure or info.only_supports_sparse_grads:
         return
     flags = [{"foreach": value} for value in (False, True)] if "foreach" in info.supported_impls else [{}]
-    for flag, given in itertools.product(flags, info.optim_inputs_func(device="cpu", dtype=dtype)):
+    for flag, given in itertools.product(flags, info.optim_inputs_func(device=entry.device, dtype=dtype)):
         generator = torch.Generator().manual_seed(3)
         shapes = [(5, 4), (3,), (1, 2, 3)]
-        parameters = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
-        gradients = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+        parameters = [torch.randn(shape, generator=generator, dtype=dtype).to(entry.device) for shape in shapes]
+        gradients = [torch.randn(shape, generator=generator, dtype=dtype).to(entry.device) for shape in shapes]
         yield Sample(stepping(info.optim_cls, {**given.kwargs, **flag}), (parameters, (gradients,), {}))
 
 

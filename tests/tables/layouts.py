@@ -61,8 +61,8 @@ def edges(x: torch.Tensor, place: int = 0) -> torch.Tensor:
     if x.dtype is torch.bool or not x.numel():
         return x
     wide = torch.complex128 if x.is_complex() else torch.float64 if x.is_floating_point() else torch.int64
-    table = torch.tensor(numbers, dtype=wide)
-    places = torch.arange(max(len(numbers) ** 2, x.numel()))
+    table = torch.tensor(numbers, dtype=wide, device=x.device)
+    places = torch.arange(max(len(numbers) ** 2, x.numel()), device=x.device)
     places = places // len(numbers) if place % 2 else places
     return table[places % len(numbers)].to(x.dtype)
 

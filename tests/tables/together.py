@@ -90,7 +90,7 @@ def gradients(results: list[Any], given: list[list[torch.Tensor]], calls: Sequen
     outputs = [[leaf for leaf in pytree.tree_leaves(each) if isinstance(leaf, torch.Tensor)] for each in results]
     wanted = [[leaf for leaf in each if leaf.requires_grad] for each in outputs]
     seeds = [
-        seed.to(leaf.dtype)
+        seed.to(leaf.device, leaf.dtype)
         for call, leaves in zip(calls, wanted, strict=True)
         for seed, leaf in zip(call.seeds, leaves, strict=True)
     ]

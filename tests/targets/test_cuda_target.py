@@ -307,3 +307,29 @@ def test_operators_without_kernels_are_one_call_of_eager_each(gpu, backward):
     assert "interpret_" not in record.graphs[0].source
     assert "aten.exp.default" in {call.operator for call in record.eager_calls if "c64" in call.reason}
     assert record.kernels  # of what has parts
+
+
+def test_sizes_that_rows_lie_apart_by_are_promised_until_another_comes(gpu):
+    """Code for rows that begin where a vector can be loaded; once a size is no multiple of 16, other code."""
+
+    def function(x, w):
+        return (x * w).softmax(-1)
+
+    f = compiled(function, dynamic=True)
+    promises = []
+    for rows, columns in ((6, 32), (7, 48), (5, 33), (5, 20), (3, 64), (9, 33)):
+        x, w = torch.randn(rows, columns), torch.randn(columns)
+        assert_same([f(x, w)], [function(x, w)])
+        kernel = list(gpu.driver.functions.values())[-1]
+        promises.append(max(kernel.request["aligned"]) >= kernel.pointers)
+        assert gpu.driver.launched[-1].aligned
+    assert promises[:3] == [True, True, False]
+    assert [each.way for each in gpu.driver.launched] == ["python", "native", "python", "native", "native", "native"]
+
+
+def test_sizes_that_are_no_multiples_are_not_promised(gpu):
+    f = compiled(lambda x: x.softmax(-1), dynamic=True)
+    for rows, columns in ((6, 33), (7, 48)):
+        x = torch.randn(rows, columns)
+        assert_same([f(x)], [x.softmax(-1)])
+    assert {tuple(each.request["aligned"]) for each in gpu.driver.functions.values()} == {(0, 1)}

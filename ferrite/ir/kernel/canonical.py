@@ -2,7 +2,8 @@
 
 Pointers become p0, p1 and so on, sizes s0, axes i0 in the order of the loops, scratch t0, local values a0. The order of
 pointers and sizes is the caller's, and stays. On a GPU, axes have the names of their depth: loops over one extent that
-follow each other have one axis, so that what both of them load is seen to be the same.
+follow each other have one axis, so that what both of them load is seen to be the same; and of what sizes are likely to
+be it is kept whether that is a multiple of 16 (as `likely=16`), since code is made for such ones.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ferrite.ir.kernel.nodes import (
 )
 
 Body = tuple[Statement, ...]
+EVEN = 16
 
 
 def canonical(kernel: Kernel, one: Mapping[str, str] | None = None) -> Kernel:
@@ -37,7 +39,8 @@ def canonical(kernel: Kernel, one: Mapping[str, str] | None = None) -> Kernel:
     one = one or {}
     names = _Names(by_depth=kernel.warps > 0)
     for size in kernel.sizes:
-        names.atoms[size] = symbol(names.new("s"), size.lowest, size.highest)
+        even = kernel.warps > 0 and size.likely is not None and size.likely > 0 and size.likely % EVEN == 0
+        names.atoms[size] = symbol(names.new("s"), size.lowest, size.highest, EVEN if even else None)
     pointers = tuple(
         replace(each, name=names.give(each.name, "p"), access="both" if each.name in one.values() else each.access)
         for each in kernel.pointers

@@ -7,7 +7,8 @@ What is kept of a kernel is a line of JSON and the code behind it:
 
 Code is made for pointers that are multiples of 16 bytes: torch's memory begins at such places, and so does all that is
 planned inside of it. A tensor from outside may begin anywhere: for that the same source is compiled again, when such a
-tensor comes.
+tensor comes. So it is with sizes that rows lie apart by, where the first was a multiple of 16: rows of such a size
+begin where a vector can be loaded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
@@ -26,8 +27,8 @@ from ferrite.codegen import RefusedKernels
 from ferrite.codegen.llvm import Loaded, launches
 from ferrite.codegen.triton import ALIGNMENT, OPTIONS, LaunchConfig, fixed_launch, table_lengths, writer_source, written
 from ferrite.errors import NotGenerated, Refusal
-from ferrite.ir import Number, short
-from ferrite.ir.kernel import Kernel
+from ferrite.ir import Axis, Load, Number, Product, Sum, Symbol, short
+from ferrite.ir.kernel import Kernel, Store, nodes_in, walk
 from ferrite.runtime.code_memory import CodeMemory, KernelStore
 from ferrite.runtime.cuda import compile as triton_compiler
 from ferrite.runtime.cuda.workers import WORKERS
@@ -76,9 +77,16 @@ class CudaKernel:
     request: dict[str, Any] = field(repr=False, hash=False)
     code: bytes = field(repr=False)
 
-    def for_any_pointers(self) -> CudaKernel:
-        """The same without promises about addresses."""
-        request = {**self.request, "aligned": []}
+    @property
+    def promised(self) -> list[int]:
+        """Places of arguments that must be multiples of 16, pointers and sizes."""
+        return [place for place in self.request["aligned"] if place < self.pointers + self.sizes]
+
+    def without(self, places: Collection[int]) -> CudaKernel:
+        """The same with no promise about some arguments. Where one is a pointer, or in a table, with no promise."""
+        sizes = not self.rows and all(place >= self.pointers for place in places)
+        kept = [place for place in self.request["aligned"] if sizes and place not in places]
+        request = {**self.request, "aligned": kept}
         if self.rows:
             request["constants"] = {ALIGNMENT: 1}
         made = code_of([CudaUnit(name_of(request), request, facts_of(self))])
@@ -118,7 +126,24 @@ def unit_of(kernel: Kernel, processor: Processor) -> CudaUnit:
         "options": options,
         **asdict(processor),
     }
+    if not launch.rows:
+        even = even_strides(kernel)
+        places = [len(launch.pointers) + place for place, size in enumerate(launch.sizes) if size in even]
+        request["aligned"] = sorted([*request["aligned"], *places])
     return CudaUnit(name_of(request), request, launch_facts(fixed_launch(kernel)))
+
+
+def even_strides(kernel: Kernel) -> set[Symbol]:
+    """Sizes that some axis takes steps of through memory, and that are likely to be multiples of 16."""
+    found: set[Symbol] = set()
+    for statement in walk(kernel.body):
+        loads = [item for item in nodes_in(statement) if isinstance(item, Load)]
+        places = [index for load in loads for index in load.coordinates]
+        places += statement.coordinates if isinstance(statement, Store) else ()
+        for term in [term for place in places if isinstance(place, Sum) for term, _factor in place.terms]:
+            if isinstance(term, Product) and any(isinstance(factor, Axis) for factor in term.factors):
+                found.update(factor for factor in term.factors if isinstance(factor, Symbol))
+    return {size for size in found if size.likely and size.likely % triton_compiler.ALIGNED == 0}
 
 
 def launch_facts(launch: LaunchConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class PreparedLaunch:
     in_table: Sequence[tuple[int, int]] = ()
     is_table: bool = False
     function: Function | None = None
-    unaligned: tuple[CudaKernel, Function] | None = None
+    others: dict[frozenset[int], tuple[CudaKernel, Function]] = field(default_factory=dict)
 
     @property
     def programs(self) -> tuple[int, int]:
@@ -59,14 +59,20 @@ class PreparedLaunch:
         return self.call.arguments[: self.kernel.pointers + self.kernel.sizes]
 
     @property
-    def addresses(self) -> Sequence[tuple[int, int]]:
-        """What the kernel takes for multiples of 16, if it was compiled so."""
-        return [*self.given[: self.kernel.pointers], *self.in_table]
+    def promised(self) -> dict[int, tuple[int, int]]:
+        """What the kernel takes for multiples of 16, by places; those in its table come after its arguments."""
+        arguments = {place: self.given[place] for place in self.kernel.promised}
+        if self.kernel.request["aligned"]:
+            arguments |= dict(enumerate(self.in_table, len(self.given)))
+        return arguments
+
+    def stray(self, is_stray: Callable[[tuple[int, int]], bool]) -> frozenset[int]:
+        return frozenset(place for place, argument in self.promised.items() if is_stray(argument))
 
 
 class CudaRun(Table):
-    """A run as the address of its table; called, it launches step by step. `strays`: slots of pointers that need not be
-    aligned. `variants`: the same run for other strays, as functions."""
+    """A run as the address of its table; called, it launches step by step. `strays`: slots of pointers and sizes that
+    need not be multiples of 16. `variants`: the same run for other strays, as functions."""
 
     table: RunTable
     driver: Driver
@@ -84,7 +90,7 @@ class CudaRun(Table):
         if slots[0] == NO_ARENA:
             self.run_without_arena(stream, slots)
             return 0
-        strays = frozenset(slot for slot in self.pointers() if slots[slot] % ALIGNED)
+        strays = frozenset(slot for slot in self.promised() if slots[slot] % ALIGNED)
         if strays and self.launcher is not None and not self.strays:
             return self.variant(strays)(stream, *words)
         with self.driver.on(self.device):
@@ -115,10 +121,8 @@ class CudaRun(Table):
         if programs > MAX_PROGRAMS:
             raise RuntimeError(f"a kernel would need {programs} programs; a GPU starts {MAX_PROGRAMS} at most")
         kernel, arguments = step.kernel, [word(argument, slots) for argument in step.given]
-        if kernel.request["aligned"] and any(word(address, slots) % ALIGNED for address in step.addresses):
-            kernel, function = self.for_any_pointers(step)
-        else:
-            function = self.loaded(step)
+        strays = step.stray(lambda argument: word(argument, slots) % ALIGNED != 0)
+        kernel, function = self.without(step, strays) if strays else (kernel, self.loaded(step))
         arguments += [value for _slot, value in self.fixed(kernel)]
         self.driver.launch(function, programs, kernel.threads, kernel.shared, stream, arguments)
 
@@ -132,23 +136,25 @@ class CudaRun(Table):
             step.function = self.driver.load(step.kernel, self.device)
         return step.function
 
-    def for_any_pointers(self, step: PreparedLaunch) -> tuple[CudaKernel, Function]:
-        if step.unaligned is None:
-            kernel = step.kernel.for_any_pointers()
-            step.unaligned = kernel, self.driver.load(kernel, self.device)
-        return step.unaligned
+    def without(self, step: PreparedLaunch, strays: frozenset[int]) -> tuple[CudaKernel, Function]:
+        """The kernel of a step where some arguments, by their places, are no multiples of 16."""
+        if strays not in step.others:
+            kernel = step.kernel.without(strays)
+            step.others[strays] = kernel, self.driver.load(kernel, self.device)
+        return step.others[strays]
 
     def variant(self, strays: frozenset[int]) -> Callable[..., int]:
-        """The run for memory that begins anywhere: kernels that read or write it are others, the rest are the same."""
+        """The run for memory that begins anywhere, and for other sizes: kernels that have to do with these are others,
+        the rest are the same."""
         if strays not in self.variants:
             if len(self.variants) >= MAX_VARIANTS:
-                strays = frozenset(self.pointers())
-            steps = [
-                PreparedLaunch(self.for_any_pointers(step)[0], step.call, step.place, step.in_table)
-                if strays & pointers_of(step)
-                else step
-                for step in self.steps
-            ]
+                strays = frozenset(self.promised())
+            steps = []
+            for step in self.steps:
+                places = step.stray(lambda argument: argument[0] in strays)
+                if places:
+                    step = PreparedLaunch(self.without(step, places)[0], step.call, step.place, step.in_table)
+                steps.append(step)
             self.variants[strays] = run_of(steps, self.table, self.driver, self.launcher, strays)
         return self.variants[strays]
 
@@ -165,7 +171,7 @@ class CudaRun(Table):
             self.graph = self.driver.graph(steps, self.device)
             steps = self.launch_steps(self.graph.nodes)
         ready = self.graph.address if self.graph else 0
-        packed = pack_launches(steps, self.table.slots, self.pointers(), 0, natives, ready)
+        packed = pack_launches(steps, self.table.slots, self.promised(), 0, natives, ready)
         ctypes.memmove(self.memory, packed, len(packed))
         # last, and at once: other threads may be calling the native function
         ctypes.c_int64.from_buffer(self.memory).value = self.driver.context(self.device)
@@ -184,9 +190,9 @@ class CudaRun(Table):
             for place, step in enumerate(self.steps)
         ]
 
-    def pointers(self) -> list[int]:
-        """Slots of pointers that must be aligned."""
-        return sorted(set[int]().union(*map(pointers_of, self.steps)) - self.strays)
+    def promised(self) -> list[int]:
+        """Slots of pointers and sizes that must be multiples of 16."""
+        return promised_slots(self.steps)
 
 
 def word(argument: tuple[int, int], slots: Sequence[int]) -> int:
@@ -194,8 +200,8 @@ def word(argument: tuple[int, int], slots: Sequence[int]) -> int:
     return offset if slot == IMMEDIATE else slots[slot] + offset
 
 
-def pointers_of(step: PreparedLaunch) -> set[int]:
-    return {slot for slot, _offset in step.addresses}
+def promised_slots(steps: Sequence[PreparedLaunch]) -> list[int]:
+    return sorted({slot for step in steps for slot, _offset in step.promised.values() if slot != IMMEDIATE})
 
 
 def elsewhere(argument: tuple[int, int], parts: Mapping[ArenaPart, Any]) -> tuple[int, int]:
@@ -253,15 +259,14 @@ def run_of(
     strays: frozenset[int] = frozenset(),
 ) -> Callable[..., int]:
     blank = [LaunchStep(0, step.programs, 0, 0, [(0, 0)] * arguments(step)) for step in steps]
-    pointers = set[int]().union(*map(pointers_of, steps)) - strays
-    packed = pack_launches(blank, table.slots, sorted(pointers))
+    packed = pack_launches(blank, table.slots, promised_slots(steps))
     memory = ctypes.create_string_buffer(packed, len(packed))
     run = CudaRun(ctypes.addressof(memory))
     run.table, run.driver, run.launcher, run.steps, run.memory = table, driver, launcher, steps, memory
     run.strays, run.variants = strays, {}
     run.needs = memory, launcher
     run.device = int(table.device.partition(":")[2] or 0)
-    if any(offset % ALIGNED for step in steps for _slot, offset in step.addresses):
+    if any(offset % ALIGNED for step in steps for _slot, offset in step.promised.values()):
         run.launcher = None
         return run  # nothing in a table says which steps are never aligned
     return bound(launcher.address, run) if launcher else run

@@ -1,0 +1,71 @@
+"""torch's own tables on a GPU, through the front door: every entry in one of its types and layouts each time, all of
+them in the long sweep. On the CPU it is `tests/lower/test_tables.py`.
+
+Calls that eager refuses are not here: an index that points outside ends the work of the process on the GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("expecttest", reason="torch's operator samples need it")
+
+from tests.tables.entries import Entry, dtypes_of, entries, samples
+from tests.tables.layouts import LAYOUTS
+from tests.tables.together import AT_ONCE, verdicts
+from tests.triton_kernels import ON_A_GPU
+
+pytestmark = [*ON_A_GPU, pytest.mark.usefixtures("few_processes"), pytest.mark.filterwarnings("ignore")]
+DEVICE = "cuda"
+# Of the entries, one in so many is asked in this way each time; and the tests that share them.
+ONE_IN = {"static": 1, "backward": 1, "dynamic": 8, "in place": 8}
+PARTS = {"static": 64, "backward": 48, "dynamic": 24, "in place": 4}
+LAYOUT_NAMES = list(LAYOUTS)
+Asked = tuple[Entry, torch.dtype, str, int]
+
+
+def chosen(way: str, device: str = DEVICE) -> list[Asked]:
+    """Entries with their types in turn, with arguments laid out in turn (every other one as the table has them), and
+    with the number of a sample."""
+    found = []
+    for place, entry in enumerate(entries(device).values()):
+        types = sorted(dtypes_of(entry, way), key=str)
+        if not types or place % ONE_IN[way]:
+            continue
+        turn = place // ONE_IN[way]
+        layout = LAYOUT_NAMES[turn // 2 % len(LAYOUT_NAMES)] if turn % 2 and entry.kind == "operator" else "as given"
+        layout = "as given" if layout == "edges" and not entry.takes_edges else layout
+        found.append((entry, types[turn % len(types)], layout, turn % 3))
+    return found
+
+
+def failures(asked: list[Asked], way: str) -> list[str]:
+    """What is not as in eager, of the samples with these numbers, or the last ones before."""
+    named, given = [], []
+    for entry, dtype, layout, number in asked:
+        for sample in list(samples(entry, dtype, way, number + 1))[-1:]:
+            named.append(f"{entry.name} {str(dtype)[6:]} {layout}")
+            given.append((entry, sample, layout))
+    found = zip(named, verdicts(given, way), strict=True)
+    return [f"{name}: {verdict.kind}: {verdict.why}" for name, verdict in found if verdict.failed]
+
+
+@pytest.mark.parametrize(("way", "part"), [(way, part) for way in PARTS for part in range(PARTS[way])])
+def test_a_sample_of_every_entry(way, part):
+    assert failures(chosen(way)[part :: PARTS[way]], way) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", PARTS)
+@pytest.mark.parametrize("name", list(entries()))
+def test_every_entry(name, way):
+    entry = entries(DEVICE)[name]
+    layouts = ["as given"] if entry.kind == "optimizer" else LAYOUT_NAMES
+    found = []
+    for dtype in sorted(dtypes_of(entry, way), key=str):
+        for layout in layouts:
+            if layout != "edges" or entry.takes_edges:
+                given = [(entry, sample, layout) for sample in samples(entry, dtype, way, AT_ONCE["dynamic"])]
+                found += [(dtype, layout, verdict) for verdict in verdicts(given, way) if verdict.failed]
+    assert found == []
