@@ -1,7 +1,7 @@
 """Matrix products on a GPU: torch's call, torch's call with our kernel for what follows, and kernels of our own with
 every configuration that may be the fastest.
 
-    python -m bench.gpu_products [--only PATTERN ..] [--seconds 200] [--most 10] [--out FOLDER]
+    python -m bench.gpu_products [--only PATTERN ..] [--seconds 200] [--most 10] [--out FOLDER] [--tf32]
 
 Microseconds between two events, with the cache of the GPU emptied before each, medians. A result that is farther from
 double precision than torch's is no result. Writes gpu-products.md, and gpu-products.txt: the record of what was
@@ -126,6 +126,11 @@ def cases() -> Iterator[Case]:
     yield Case("layer", 1, 8192, 4096, 4096, "bias, relu")
     yield Case("layer", 1, 16384, 1024, 1024, "bias, residual")
     yield Case("layer in float32", 1, 8, 4096, 4096, "bias, gelu", dtype=torch.float32)
+    for rows in (1, 2, 4, 8, 16, 32):
+        yield Case("in float32", 1, rows, 4096, 4096, dtype=torch.float32)
+    yield Case("in float32", 1, 1, 14336, 4096, dtype=torch.float32)
+    yield Case("in float32", 1, 8, 768, 768, dtype=torch.float32)
+    yield Case("in float32", 1, 16, 3072, 768, dtype=torch.float32)
 
 
 def prepared(case: Case, most: int, also: Sequence[str] = ()) -> None:
@@ -187,7 +192,9 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=10)
     parser.add_argument("--also", nargs="*", default=[], help="configurations, as records have them")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--tf32", action="store_true", help="torch may round factors of 32 bits")
     chosen = parser.parse_args()
+    torch.set_float32_matmul_precision("high" if chosen.tf32 else "highest")
     began = time.perf_counter()
     wanted = [case for case in cases() if not chosen.only or any(each in case.name for each in chosen.only)]
     watch, rows = Stopwatch(), []

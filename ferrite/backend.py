@@ -262,8 +262,6 @@ def compile_passed(
     tuner = tuner_for(options, here)
     compilation.times = tuner or no_times
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
-    if tuner is not None:
-        tuner.save()
     while True:
         with compilation.stage("lower"):
             try:

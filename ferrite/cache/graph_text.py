@@ -30,6 +30,7 @@ from ferrite.errors import NotCached
 from ferrite.graph import (
     SYMBOLIC,
     TORCH_FOLDER,
+    USER_KERNEL,
     WRITTEN_AFTER,
     Storage,
     attribute_of,
@@ -90,7 +91,14 @@ class GraphText:
                 self.add_call(node, number, notes, numbers)
 
     def add_call(self, node: torch.fx.Node, number: int, notes: str, numbers: Mapping[torch.fx.Node, int]) -> None:
-        name, named = self.target(node.target), node.kwargs
+        named: Mapping[str, Any] = node.kwargs
+        if USER_KERNEL not in node.meta:
+            name = self.target(node.target)
+        else:
+            # By number it says nothing. Whoever loads the entry launches the kernel of his own graph, whatever is in
+            # it: what it writes, its arguments and grids are all that a program depends on.
+            name = str(torch_api.operator_name(node.target))
+            named = {key: value for key, value in named.items() if key not in ("kernel_idx", "constant_args_idx")}
         self.operators.append(name)
         given = ", ".join(self.items(node.args, numbers))
         by_name = self.text(named, numbers) if named else ""
@@ -291,7 +299,7 @@ def target_name(target: Any) -> str:
     """The name of what a node calls, if that says all about it."""
     name = torch_api.operator_name(target)
     if name is not None:
-        if name.startswith("higher_order.triton"):
+        if torch_operators.launches_user_kernel(target):
             raise NotCached(f"it calls {name}, whose kernels are known by number only")
         return name if name.startswith(("aten.", "prims.", "higher_order.")) else f"{name} {declared(target)}"
     if isinstance(target, (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, type)):

@@ -22,6 +22,7 @@ from ferrite.capture.parameters import Parameter, Parameters
 from ferrite.capture.saved_tensors import SavedTensors
 from ferrite.capture.torch_api import BoxedCallable
 from ferrite.capture.unused_random import keep_unused_random
+from ferrite.capture.user_kernels import note_user_kernels
 from ferrite.capture.written_inputs import view_written_inputs
 from ferrite.capture.written_layouts import keep_written_layouts
 from ferrite.graph import WRITTEN_AFTER, Storage, fake_value, innermost_first, input_storages, mode_of, storages_of
@@ -188,6 +189,7 @@ def complete(node: torch.fx.Node, value: Any) -> None:
 
 def describe(kind: GraphKind, gm: torch.fx.GraphModule, eager_layouts: Sequence[Layout | None]) -> CapturedGraph:
     complete_drawn_again(gm)
+    note_user_kernels(gm)
     static: Sequence[int] = ()
     donated: Sequence[int] = ()
     output = gm.graph.output_node()

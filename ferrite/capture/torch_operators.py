@@ -84,6 +84,18 @@ def name_of(operator: Any) -> str:
     return str(getattr(operator, "__name__", ""))
 
 
+def launches_user_kernel(operator: Any) -> bool:
+    """Whether it launches a Triton kernel that the user wrote."""
+    return isinstance(operator, HigherOrderOperator) and name_of(operator).startswith("triton_kernel_wrapper")
+
+
+def user_kernel(number: int, constants: int) -> tuple[Any, Mapping[str, Any]]:
+    """A kernel that the user wrote, and arguments that no graph holds, by the numbers that graphs know them by."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    return kernel_side_table.get_kernel(number), kernel_side_table.get_constant_args(constants)
+
+
 def schema(operator: Any) -> Any:
     return operator._schema
 

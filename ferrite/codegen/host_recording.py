@@ -25,7 +25,7 @@ from ferrite.capture import torch_api
 from ferrite.codegen.host_parts import names_in, tensors_of
 from ferrite.errors import ModelLine, Refusal
 from ferrite.ir import Symbol
-from ferrite.ir.program import Assert, Bind, Buffer, Call, Collective, Item, Operation, call_of, writes
+from ferrite.ir.program import Assert, Bind, Buffer, Call, Collective, Item, Operation, UserKernel, call_of, writes
 from ferrite.ir.program import arguments as host
 from ferrite.schedule import Plan, Run
 from ferrite.schedule.fusion import BufferTable
@@ -164,6 +164,8 @@ def reason_against(call: Call, step: Operation, masked: bool) -> str | None:
         return "it has an effect beside its results"
     if any(isinstance(item, Symbol) for item in call.results):
         return "data decide what it gives"
+    if isinstance(step, UserKernel):
+        return None  # it is compiled, and tuned, by the time of the second call
     if isinstance(call.operator, host.Constant):
         return "nothing is known of what it does"
     if not call.operator.startswith(("aten.", "prims.")):

@@ -40,7 +40,7 @@ from ferrite.graph.facts import (
 from ferrite.graph.gradients import Gradients, says_so
 from ferrite.graph.order import PLACE, stable_topological_sort, users_in_order
 from ferrite.graph.places import Place, PlaceIndex, Places
-from ferrite.graph.regions import WRITTEN_AFTER, Regions, has_effect, is_random, mutates
+from ferrite.graph.regions import USER_KERNEL, WRITTEN_AFTER, Regions, has_effect, is_random, mutates
 from ferrite.graph.scatters import VIEW_SCATTERS, eager_refuses
 from ferrite.graph.source import TORCH_FOLDER, first_model_line, model_line
 from ferrite.graph.torch_calls import (
@@ -81,6 +81,7 @@ __all__ = [
     "SHORT_NAMES",
     "SYMBOLIC",
     "TORCH_FOLDER",
+    "USER_KERNEL",
     "VIEW_SCATTERS",
     "WRITES_UNSAID",
     "WRITTEN_AFTER",

@@ -15,6 +15,7 @@ import torch
 
 from ferrite.errors import ModelLine
 from ferrite.graph.facts import attribute_of, leaves
+from ferrite.graph.regions import USER_KERNEL
 from ferrite.graph.source import first_model_line, model_line
 
 Place = tuple[int, int]  # the number of a node, and of one of the things it holds
@@ -74,7 +75,9 @@ def nodes_within(gm: torch.fx.GraphModule, seen: set[int]) -> Iterator[torch.fx.
 
 
 def things_of(node: torch.fx.Node) -> list[Any]:
-    """What a node holds: the attribute it reads; or what it calls, and the leaves of its arguments."""
+    """What a node holds: the attribute it reads; or what it calls, a kernel of the user's, and the leaves of its
+    arguments."""
     if node.op == "get_attr":
         return [attribute_of(node)]
-    return [node.target, *leaves([node.args, node.kwargs])]
+    kernel = [node.meta[USER_KERNEL]] if USER_KERNEL in node.meta else []
+    return [node.target, *kernel, *leaves([node.args, node.kwargs])]

@@ -18,6 +18,8 @@ from ferrite.graph.facts import WRITES_UNSAID, argument, bodies_of, schema_of
 
 # In the metadata of an input that is written once the graph, or its forward part, has run.
 WRITTEN_AFTER = "written_after"
+# In the metadata of a node that launches a kernel of the user's: the kernel, which the graph knows by number only.
+USER_KERNEL = "user_kernel"
 # Higher-order operators have no schema that would tell.
 MUTATING_HIGHER_ORDER = frozenset({"triton_kernel_wrapper_mutation"})
 RANDOM_HIGHER_ORDER = frozenset(

@@ -12,7 +12,8 @@ from ferrite.targets.executable import (
 )
 from ferrite.targets.random_probe import random_threads
 from ferrite.targets.target import Target
-from ferrite.targets.tuning import Tuner, tuned, tuner_for, tuning_identity
+from ferrite.targets.tuning import Tuner, reason_against_measuring, tuned, tuner_for, tuning_identity, where
+from ferrite.targets.watching import Watcher, watched_by
 
 __all__ = [
     "Refusing",
@@ -20,10 +21,12 @@ __all__ = [
     "Targets",
     "Tuner",
     "UncompiledOperations",
+    "Watcher",
     "buildable",
     "executable_of",
     "random_threads",
     "reason_against_gpus",
+    "reason_against_measuring",
     "recorders_of",
     "recording_for",
     "runs_of",
@@ -32,4 +35,6 @@ __all__ = [
     "tuned",
     "tuner_for",
     "tuning_identity",
+    "watched_by",
+    "where",
 ]

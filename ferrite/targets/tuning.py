@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
-import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -22,20 +20,12 @@ from ferrite.errors import Refusal, layout, warn_user
 from ferrite.options import Options
 from ferrite.schedule import Scheduling
 from ferrite.schedule.gpu import candidates
-from ferrite.targets.choose import Targets
+from ferrite.targets.choose import Targets, reason_against_gpus, triton_is_here
 from ferrite.targets.cuda import CudaTarget, triton_version
 from ferrite.targets.target import Target
 from ferrite.targets.trials import Stopwatch, compiled_trials, farthest, reason_against
-from ferrite.tune import (
-    InvalidRecord,
-    Measured,
-    ProductConfig,
-    ProductProblem,
-    Record,
-    Where,
-    configurations,
-    parsed,
-)
+from ferrite.targets.watching import OutOfTime, watcher
+from ferrite.tune import Measured, ProductConfig, ProductProblem, Record, Where, add_to, configurations, read_record
 
 TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 MAX_EXACT_PRODUCTS = 1 << 38  # that are computed in double precision to compare with; of more, torch's are right
@@ -48,38 +38,69 @@ def where() -> Where:
     return Where(torch.cuda.get_device_name(), triton_version(), torch.__version__)
 
 
+def reason_against_measuring() -> Refusal | None:
+    """Why nothing can be measured in this process."""
+    if not torch.cuda.is_available():
+        return Refusal("torch sees no GPU")
+    reason = reason_against_gpus() or ("" if triton_is_here() else "Triton is not installed, or cannot be imported")
+    return Refusal(reason) if reason else None
+
+
 class Tuner:
-    """`measures`: what the record does not have is measured; `path`: and written there."""
+    """`measures`: what the record does not have is measured; `path`: and written there at once, so that nothing is lost
+    if somebody stops the process."""
 
     def __init__(self, record: Record, target: CudaTarget, measures: bool, path: Path | None) -> None:
         self.record, self.target, self.measures, self.path = record, target, measures, path
         self.found: dict[ProductProblem, Measured] = {}
 
     def __call__(self, problem: ProductProblem) -> Measured | None:
-        known = self.found.get(problem) or self.record.products.get(problem)
+        known = self.known(problem)
         if known is not None or not self.measures or torch.cuda.is_current_stream_capturing():
             return known
         with _lock:
-            if problem not in _measured:
+            known = self.known(problem, again=True)
+            return self.measured(problem) if known is None else known
+
+    def known(self, problem: ProductProblem, again: bool = False) -> Measured | None:
+        """`again`: another process may have written to the file meanwhile."""
+        if again and self.path is not None:
+            record = read_record(self.path)
+            if isinstance(record, Record) and record.where == self.record.where:
+                self.record = record
+        found = self.found.get(problem) or self.record.products.get(problem)
+        if found is not None and self.measures:
+            watcher().known(problem, found)
+        return found
+
+    def measured(self, problem: ProductProblem) -> Measured | None:
+        """None where it could not be, or there was no time: then torch's call it is."""
+        if problem not in _measured:
+            try:
                 with on_real_tensors():
                     _measured[problem] = measured(problem, self.target)
-            if (new := _measured[problem]) is not None:
-                self.found[problem] = new
-        return new
+            except OutOfTime:
+                watcher().left(problem)
+                return None
+        found = _measured[problem]
+        watcher().finished(problem, found)
+        if found is not None:
+            self.found[problem] = found
+            self.save(Record(self.record.where, {problem: found}))
+        return found
+
+    def save(self, new: Record) -> None:
+        if self.path is None:
+            return
+        saved = add_to(self.path, new)
+        if isinstance(saved, Refusal):
+            refuse(str(self.path), saved.reason, "ferrite: nothing is added to a tuning record")
+        else:
+            self.record = saved
 
     @property
     def configurations(self) -> dict[ProductProblem, ProductConfig]:
         return configurations({**self.record.products, **self.found})
-
-    def save(self) -> None:
-        """Adds what was measured to the file, which others may be adding to."""
-        if self.path is None or not self.found:
-            return
-        new = Record(self.record.where, self.found)
-        with _lock:
-            before = read_record(self.path)
-            merged = new if isinstance(before, Refusal) else before.merged(new)
-            write(self.path, str(merged))
 
 
 def tuner_for(options: Options, targets: Targets) -> Tuner | None:
@@ -121,24 +142,9 @@ def tuning_identity(options: Options) -> str:
 
 
 @functools.lru_cache(64)
-def refuse(path: str, reason: str) -> None:
+def refuse(path: str, reason: str, headline: str = "ferrite: a tuning record is not used") -> None:
     """Says so, once."""
-    warn_user(layout("ferrite: a tuning record is not used", {"file": path, "because": reason}))
-
-
-def read_record(path: Path) -> Record | Refusal:
-    try:
-        return parsed(path.read_text())
-    except (OSError, UnicodeDecodeError, InvalidRecord) as problem:
-        return Refusal(str(problem))
-
-
-def write(path: Path, text: str) -> None:
-    """All at once: whoever reads it meanwhile has the old text or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
+    warn_user(layout(headline, {"file": path, "because": reason}))
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -146,6 +152,8 @@ def write(path: Path, text: str) -> None:
 
 def measured(problem: ProductProblem, target: CudaTarget) -> Measured | None:
     """None where no kernel of ours gives what it should, or there is no memory."""
+    if not watcher().has_time():
+        raise OutOfTime
     size = problem.rows * problem.summed + problem.summed * problem.columns + problem.rows * problem.columns
     if problem.batch * size * 4 > MAX_BYTES:
         return None
@@ -163,10 +171,14 @@ def fastest(problem: ProductProblem, target: CudaTarget) -> Measured | None:
     allowed = max(farthest(expected, exact), torch.finfo(expected.dtype).eps * exact.abs().max().item())
     configs = candidates(problem, target.scheduling.machine)
     tables = [configurations({problem: Measured(0, 0, config)}) for config in configs]
+    watcher().begins(problem, len(configs))
     watch, times = Stopwatch(), dict[ProductConfig, float]()
     for config, trial in zip(configs, compiled_trials(graph_of(left, right), target, tables), strict=True):
         if not isinstance(trial, Refusal) and not reason_against(trial(left, right), [exact], [allowed]):
             times[config] = watch.microseconds(trial, left, right)
+        watcher().tried(config)
+        if not watcher().has_time():
+            raise OutOfTime
     if not times:
         return None
     best = min(times, key=times.__getitem__)

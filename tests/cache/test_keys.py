@@ -341,6 +341,7 @@ IRRELEVANT = {
     "place_in_order": "set and read by one pass",
     "drawn_in_program": "set and read by one pass",
     "needs_no_copy": "set and read after the key is made",
+    "user_kernel": "the process that loads an entry launches its own; what it writes is in the text of the call",
     "index_inside": "set and read after the key is made",
     "memory of the model": "set and read while freezing",
 }

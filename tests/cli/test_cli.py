@@ -39,7 +39,7 @@ def net(tmp_path, monkeypatch):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("command", [[], ["doctor"], ["demo"], ["compile"], ["options"]])
+@pytest.mark.parametrize("command", [[], ["doctor"], ["demo"], ["compile"], ["tune"], ["options"]])
 def test_help_everywhere(command, capsys):
     with pytest.raises(SystemExit) as done:
         main([*command, "--help"])

@@ -121,7 +121,6 @@ def test_what_is_measured_is_added_to_the_file(a_gpu, tmp_path, monkeypatch):
     for problem in (PROBLEM, PROBLEM, other):
         tuner = tuner_for(Options(tuning=file, max_autotune=True), a_gpu)
         assert tuner(problem) == FASTER
-        tuner.save()
     assert asked == [PROBLEM, other]
     assert parsed(file.read_text()) == Record(HERE, {PROBLEM: FASTER, other: FASTER})
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ferrite.capture import torch_api, torch_operators
 from ferrite.errors import NotLowered
+from ferrite.graph import USER_KERNEL
 from ferrite.ir.program import Call, UserKernel
 from ferrite.lower.apply import apply
+from ferrite.lower.arguments import named_object
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import eager_call, flat
 from ferrite.lower.effects import ORDERED, RANDOM
@@ -96,10 +99,21 @@ def foreach_map(ctx: Builder, graph: Any, *operands: Any, **kwargs: Any) -> Any:
 
 @lowers_higher_order("triton_kernel_wrapper_mutation")
 def triton_kernel(ctx: Builder, **about: Any) -> None:
-    """One launch. Which of its tensors a kernel writes, only the kernel could tell: every one it may."""
-    tensors = [leaf for leaf in flat(about["kwargs"]) if isinstance(leaf, Value)]
-    wrap: Callable[[Call], UserKernel] = UserKernel
-    eager_call(ctx, ctx.operator, (), about, None, "a kernel the user wrote", wrap=wrap, written=tensors)
+    """One launch, over grids that are numbers. Where the kernel itself could not tell which of its tensors it writes,
+    it may be every one."""
+    node, reason = ctx.node, "a kernel the user wrote"
+    kernel = node.meta.get(USER_KERNEL) if node is not None and node.target is ctx.operator else None
+    given = about["kwargs"]
+    names = given if kernel is None or kernel.writes is None else kernel.writes
+    written = [leaf for leaf in flat([given[name] for name in names]) if isinstance(leaf, Value)]
+    if kernel is None:  # torch finds it by its number
+        wrap: Callable[[Call], UserKernel] = UserKernel
+        eager_call(ctx, ctx.operator, (), about, None, reason, wrap=wrap, written=written)
+        return
+    named = named_object(ctx, kernel, kernel.name)
+    arguments = [about["grid"], about["tma_descriptor_metadata"], given]
+    launch = lambda call: UserKernel(replace(call, operator=named))  # noqa: E731
+    eager_call(ctx, ctx.operator, arguments, {}, None, reason, wrap=launch, written=written)
 
 
 # --- streams, ranges of the profiler, objects -------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.graph import (
+    USER_KERNEL,
     MetadataUpdater,
     body_of,
     fake_value,
@@ -238,6 +239,8 @@ def write_triton(call: Called, copies: Copies) -> Results:
     rest = {name: item for name, item in given.items() if name != "tensors_to_clone"}
     mutation = torch_api.higher_order("triton_kernel_wrapper_mutation")
     made = copies.writer.call(mutation, **{**rest, "kwargs": {**given["kwargs"], **tensors}})
+    if USER_KERNEL in copies.node.meta:
+        made.meta[USER_KERNEL] = copies.node.meta[USER_KERNEL]
     if "eager_input_vals" in copies.node.meta:
         args, kwargs = copies.node.meta["eager_input_vals"]
         made.meta["eager_input_vals"] = (args, {n: v for n, v in kwargs.items() if n != "tensors_to_clone"})
