@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ferrite import passes
     from ferrite.api import compile, freeze
     from ferrite.debug import explain_cache, last_compile, recent_compiles
-    from ferrite.passes import why
+    from ferrite.passes import candidate, why
     from ferrite.pipeline import graph_pass
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Options",
     "UserError",
     "__version__",
+    "candidate",
     "compile",
     "explain_cache",
     "freeze",
@@ -52,6 +53,7 @@ _LAZY = {
     "compile": "ferrite.api",
     "freeze": "ferrite.api",
     "explain_cache": "ferrite.debug.cache",
+    "candidate": "ferrite.passes",
     "graph_pass": "ferrite.pipeline",
     "passes": "ferrite.passes",
     "why": "ferrite.passes",

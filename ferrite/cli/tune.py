@@ -17,7 +17,7 @@ from ferrite.cli import specs
 from ferrite.cli.compile import backward, find, parse_option
 from ferrite.errors import Refusal, UserError
 from ferrite.targets import Watcher, reason_against_measuring, watched_by, where
-from ferrite.tune import Measured, ProductConfig, ProductProblem, Record, add_to, merged_files, read_record, write
+from ferrite.tune import Found, Problem, Record, add_to, merged_files, read_record, write
 
 EXPLAIN = """
 The record is a text: it can be read, committed, and used without measuring anything:
@@ -133,33 +133,33 @@ class TuningProgress(Watcher):
 
     def __init__(self, progress: Progress, until: float) -> None:
         self.progress, self.until = progress, until
-        self.found: dict[ProductProblem, Measured] = {}
-        self.before: dict[ProductProblem, Measured] = {}
-        self.refused: set[ProductProblem] = set()
-        self.not_measured: set[ProductProblem] = set()
+        self.found: dict[Problem, Found] = {}
+        self.before: dict[Problem, Found] = {}
+        self.refused: set[Problem] = set()
+        self.not_measured: set[Problem] = set()
         self.task = progress.add_task("compiling", total=None)
 
     def has_time(self) -> bool:
         return time.monotonic() < self.until
 
-    def begins(self, problem: ProductProblem, configs: int) -> None:
-        self.progress.reset(self.task, description=str(problem), total=configs)
+    def begins(self, problem: Problem, ways: int) -> None:
+        self.progress.reset(self.task, description=str(problem), total=ways)
 
-    def tried(self, config: ProductConfig) -> None:
+    def tried(self) -> None:
         self.progress.advance(self.task)
 
-    def finished(self, problem: ProductProblem, found: Measured | None) -> None:
+    def finished(self, problem: Problem, found: Found | None) -> None:
         if found is None:
             self.refused.add(problem)
         else:
             self.found[problem] = found
         self.progress.reset(self.task, description=f"{counted(len(self.found))} measured", total=None)
 
-    def known(self, problem: ProductProblem, found: Measured) -> None:
+    def known(self, problem: Problem, found: Found) -> None:
         if problem not in self.found:
             self.before[problem] = found
 
-    def left(self, problem: ProductProblem) -> None:
+    def left(self, problem: Problem) -> None:
         self.not_measured.add(problem)
 
 
@@ -167,8 +167,8 @@ def report(watcher: TuningProgress, path: Path, stopped: bool) -> None:
     console = Console()
     if watcher.found:
         table = Table("product", "torch, us", "ours, us", "configuration of ours")
-        for problem, found in sorted(watcher.found.items()):
-            table.add_row(str(problem), f"{found.torch:.1f}", f"{found.ours:.1f}", str(found.config))
+        for problem, found in sorted(watcher.found.items(), key=str):
+            table.add_row(str(problem), f"{found.torch:.1f}", f"{found.ours:.1f}", found.how)
         console.print(table)
     print(f"{path}: {counted(len(watcher.found))} measured, {len(watcher.before)} known before")
     if watcher.refused:

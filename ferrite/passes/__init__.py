@@ -13,6 +13,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import UserError, nearest
 from ferrite.options import NoSettings, Options, check_choices
+from ferrite.passes.candidates import candidate
 from ferrite.passes.freezing import FREEZE, freezing_passes, inline_parameters, siblings
 from ferrite.passes.joint import JOINT, joint_graph_passes
 from ferrite.passes.names import with_full_names
@@ -32,6 +33,7 @@ __all__ = [
     "POST_GRAD",
     "PRE_GRAD",
     "all_rules",
+    "candidate",
     "checked_options",
     "describe",
     "freezing_passes",

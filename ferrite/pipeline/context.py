@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from ferrite.options import Options
-from ferrite.tune import Measured, ProductProblem
+from ferrite.tune import Problem
 
 
 class Fuel:
@@ -29,10 +29,10 @@ class Fuel:
 class Times(Protocol):
     """How long things take, as far as that was measured."""
 
-    def __call__(self, problem: ProductProblem) -> Measured | None: ...
+    def __call__(self, problem: Problem) -> Any: ...
 
 
-def no_times(problem: ProductProblem) -> Measured | None:
+def no_times(problem: Problem) -> None:
     return None
 
 
@@ -46,7 +46,7 @@ class PassContext:
     rewrites: collections.Counter[str] = field(default_factory=collections.Counter)
     facts: collections.Counter[str] = field(default_factory=collections.Counter)  # what passes count besides rewrites
     steps: int = 0  # of matching: cost without a clock
-    times: Times = no_times  # of matrix products on the GPU of this process
+    times: Times = no_times  # of products and calls on the GPU of this process
     code_waits: bool = False  # the code of an edited graph is made when the stage is over: nobody runs it before
     known: object = None  # what the rewriter remembers of the graph from one pass to the next
 

@@ -11,6 +11,7 @@ import hashlib
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,18 +21,31 @@ from ferrite.errors import Refusal, layout, warn_user
 from ferrite.options import Options
 from ferrite.schedule import Scheduling
 from ferrite.schedule.gpu import candidates
+from ferrite.targets.call_trials import measured_call
 from ferrite.targets.choose import Targets, reason_against_gpus, triton_is_here
 from ferrite.targets.cuda import CudaTarget, triton_version
 from ferrite.targets.target import Target
 from ferrite.targets.trials import Stopwatch, compiled_trials, farthest, reason_against
 from ferrite.targets.watching import OutOfTime, watcher
-from ferrite.tune import Measured, ProductConfig, ProductProblem, Record, Where, add_to, configurations, read_record
+from ferrite.tune import (
+    CallProblem,
+    Found,
+    Measured,
+    Problem,
+    ProductConfig,
+    ProductProblem,
+    Record,
+    Where,
+    add_to,
+    configurations,
+    read_record,
+)
 
 TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 MAX_EXACT_PRODUCTS = 1 << 38  # that are computed in double precision to compare with; of more, torch's are right
 MAX_BYTES = 4 << 30  # of the factors and results of a product that is measured
 _lock = threading.Lock()
-_measured: dict[ProductProblem, Measured | None] = {}  # by this process; None: it could not be
+_measured: dict[Problem, Found | None] = {}  # by this process; None: it could not be
 
 
 def where() -> Where:
@@ -52,9 +66,9 @@ class Tuner:
 
     def __init__(self, record: Record, target: CudaTarget, measures: bool, path: Path | None) -> None:
         self.record, self.target, self.measures, self.path = record, target, measures, path
-        self.found: dict[ProductProblem, Measured] = {}
+        self.found: dict[Problem, Found] = {}
 
-    def __call__(self, problem: ProductProblem) -> Measured | None:
+    def __call__(self, problem: Problem) -> Any:
         known = self.known(problem)
         if known is not None or not self.measures or torch.cuda.is_current_stream_capturing():
             return known
@@ -62,18 +76,18 @@ class Tuner:
             known = self.known(problem, again=True)
             return self.measured(problem) if known is None else known
 
-    def known(self, problem: ProductProblem, again: bool = False) -> Measured | None:
+    def known(self, problem: Problem, again: bool = False) -> Found | None:
         """`again`: another process may have written to the file meanwhile."""
         if again and self.path is not None:
             record = read_record(self.path)
             if isinstance(record, Record) and record.where == self.record.where:
                 self.record = record
-        found = self.found.get(problem) or self.record.products.get(problem)
+        found = self.found.get(problem) or self.record.find(problem)
         if found is not None and self.measures:
             watcher().known(problem, found)
         return found
 
-    def measured(self, problem: ProductProblem) -> Measured | None:
+    def measured(self, problem: Problem) -> Found | None:
         """None where it could not be, or there was no time: then torch's call it is."""
         if problem not in _measured:
             try:
@@ -86,7 +100,7 @@ class Tuner:
         watcher().finished(problem, found)
         if found is not None:
             self.found[problem] = found
-            self.save(Record(self.record.where, {problem: found}))
+            self.save(Record.of(self.record.where, {problem: found}))
         return found
 
     def save(self, new: Record) -> None:
@@ -100,7 +114,7 @@ class Tuner:
 
     @property
     def configurations(self) -> dict[ProductProblem, ProductConfig]:
-        return configurations({**self.record.products, **self.found})
+        return configurations({**self.record.products, **Record.of(self.record.where, self.found).products})
 
 
 def tuner_for(options: Options, targets: Targets) -> Tuner | None:
@@ -150,10 +164,12 @@ def refuse(path: str, reason: str, headline: str = "ferrite: a tuning record is 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def measured(problem: ProductProblem, target: CudaTarget) -> Measured | None:
-    """None where no kernel of ours gives what it should, or there is no memory."""
+def measured(problem: Problem, target: CudaTarget) -> Found | None:
+    """None where nothing gives what it should, or there is no memory."""
     if not watcher().has_time():
         raise OutOfTime
+    if isinstance(problem, CallProblem):
+        return measured_call(problem)
     size = problem.rows * problem.summed + problem.summed * problem.columns + problem.rows * problem.columns
     if problem.batch * size * 4 > MAX_BYTES:
         return None
@@ -176,7 +192,7 @@ def fastest(problem: ProductProblem, target: CudaTarget) -> Measured | None:
     for config, trial in zip(configs, compiled_trials(graph_of(left, right), target, tables), strict=True):
         if not isinstance(trial, Refusal) and not reason_against(trial(left, right), [exact], [allowed]):
             times[config] = watch.microseconds(trial, left, right)
-        watcher().tried(config)
+        watcher().tried()
         if not watcher().has_time():
             raise OutOfTime
     if not times:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from ferrite.tune import Measured, ProductConfig, ProductProblem
+from ferrite.tune import Found, Problem
 
 
 class OutOfTime(Exception):
@@ -22,19 +22,19 @@ class Watcher:
     def has_time(self) -> bool:
         return True
 
-    def begins(self, problem: ProductProblem, configs: int) -> None:
-        """So many configurations of a problem are about to be timed."""
+    def begins(self, problem: Problem, ways: int) -> None:
+        """So many ways to do it are about to be timed."""
 
-    def tried(self, config: ProductConfig) -> None:
+    def tried(self) -> None:
         """One of them was."""
 
-    def finished(self, problem: ProductProblem, found: Measured | None) -> None:
+    def finished(self, problem: Problem, found: Found | None) -> None:
         """None: there was nothing to be found."""
 
-    def known(self, problem: ProductProblem, found: Measured) -> None:
+    def known(self, problem: Problem, found: Found) -> None:
         """It was measured before."""
 
-    def left(self, problem: ProductProblem) -> None:
+    def left(self, problem: Problem) -> None:
         """There was no time for it."""
 
 

@@ -47,7 +47,7 @@ class Gpu:
             raise KeyboardInterrupt
         self.asked.append(problem)
         watcher().begins(problem, 1)
-        watcher().tried(FOUND.config)
+        watcher().tried()
         return FOUND
 
 
