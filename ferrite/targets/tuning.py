@@ -53,8 +53,14 @@ class Tuner:
     def __init__(self, record: Record, target: CudaTarget, measures: bool, path: Path | None) -> None:
         self.record, self.target, self.measures, self.path = record, target, measures, path
         self.found: dict[ProductProblem, Measured] = {}
+        self.asked: dict[ProductProblem, Measured] = {}  # what passes were told
 
     def __call__(self, problem: ProductProblem) -> Measured | None:
+        if (answer := self.answer(problem)) is not None:
+            self.asked[problem] = answer
+        return answer
+
+    def answer(self, problem: ProductProblem) -> Measured | None:
         known = self.known(problem)
         if known is not None or not self.measures or torch.cuda.is_current_stream_capturing():
             return known
