@@ -4,6 +4,7 @@
     ferrite.compile(model, strict=True)          # the same, with options as keywords
     ferrite.freeze(model.eval())                 # for inference: parameters become constants
     print(ferrite.last_compile())                # what was compiled, and what runs in eager and why
+    ferrite.report("page.html")                  # the same and more, to look at
 
 Importing this package loads neither LLVM nor the compiler itself; the first compilation does.
 """
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ferrite.debug import explain_cache, last_compile, recent_compiles
     from ferrite.passes import candidate, why
     from ferrite.pipeline import graph_pass
+    from ferrite.reports import report
 
 __all__ = [
     "CompilerBug",
@@ -44,6 +46,7 @@ __all__ = [
     "last_compile",
     "passes",
     "recent_compiles",
+    "report",
     "using",
     "why",
 ]
@@ -59,6 +62,7 @@ _LAZY = {
     "why": "ferrite.passes",
     "last_compile": "ferrite.debug.record",
     "recent_compiles": "ferrite.debug.record",
+    "report": "ferrite.reports",
 }
 
 

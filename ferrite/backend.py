@@ -45,6 +45,7 @@ from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.passes.freezing import inlined_with_record
 from ferrite.passes.pre_grad import add_values, numerics_checked, reason_to_leave, values_to_examples
 from ferrite.pipeline import Fuel, PassRecord, Pipeline, devices_in, no_times
+from ferrite.reports import written_at_exit
 from ferrite.runtime import Boxed, Freezer, Frozen, bytecode_of, call_frozen, load_host, run_in_eager
 from ferrite.schedule import Plan, make_plan
 from ferrite.targets import (
@@ -81,6 +82,8 @@ def ferrite(
         settings = checked_options(resolve(options, mode))
         if torch_state.called_with_fakes(gm):
             return gm.forward  # there is nothing to compute, and no memory that a kernel could write
+        if settings.report is not None:
+            written_at_exit(settings.report)
         compilation = Compilation(gm, example_inputs, settings)
         as_captured = gm.forward  # before any stage edits the graph
 
@@ -140,7 +143,8 @@ def run_or_edit(
     def key() -> cache.Key:
         return make_key(gm, options, sources=cache.source_digest(store))
 
-    lookup = cache.look_up(store, key, what, functools.partial(edit_as, gm), options.strict)
+    takes = options.report is None
+    lookup = cache.look_up(store, key, what, functools.partial(edit_as, gm), options.strict, takes)
     if lookup.found is not None:
         return lookup.found, lookup.outcome
     before = BeforePasses(gm) if lookup.keeps else None
@@ -178,7 +182,7 @@ def rewrite_joint(joint: torch.fx.GraphModule, compilation: Compilation, only_re
 
     def run() -> Passes:
         runs = options.joint and not only_required
-        dump = Dump(compilation.dump_folder if runs else DumpFolder(None), "joint")
+        dump = compilation.dump("joint") if runs else Dump(DumpFolder(None), "joint")
         dump.graph("captured", joint)
         steps = compilation.with_own(JOINT) if runs else JOINT.only_required()
         return compilation.run_passes(steps, joint, False, dump)
@@ -248,7 +252,8 @@ def compile_passed(
         return function, from_data(data, places, graph.kind.value, executable.source.commented)
 
     with compilation.stage("cache"):
-        lookup = cache.look_up(store, key, f"{graph.kind.value} graph", read, options.strict)
+        takes = options.report is None
+        lookup = cache.look_up(store, key, f"{graph.kind.value} graph", read, options.strict, takes)
     if lookup.found is not None:
         function, record = lookup.found
         return compilation.finished(function, record, before, lookup.outcome)
@@ -262,6 +267,8 @@ def compile_passed(
     tuner = tuner_for(options, here)
     compilation.times = tuner or no_times
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
+    if tuner is not None and options.report is not None:
+        compilation.record.tuning |= tuner.asked
     while True:
         with compilation.stage("lower"):
             try:
@@ -277,12 +284,16 @@ def compile_passed(
     with compilation.stage("codegen"):
         source = verify_host(executable.source, lowered.objects)
         dump.write("host.py", lambda: source.commented)
+        dump.finished(graph, lowered.program, plan, executable, here)
     with compilation.stage("load"):
         objects = named_objects(source, lowered.objects)
         source.bytecode = bytecode_of(source, objects)
         recorders = recorders_of(executable, here)
         compilation.record.recordings += [recorder.counts for recorder in recorders]
-        function = load_host(source, runs_of(executable, here), objects, recorders, run_in_eager(graph.gm))
+        times = dump.measured(options.measure)
+        runs = runs_of(executable, here) if times is None else times.runs(executable, here)
+        watch = None if times is None else times.call
+        function = load_host(source, runs, objects, recorders, run_in_eager(graph.gm), watch)
         record = plan_record(graph, plan, source.commented, passes, source.not_recorded)
     with compilation.stage("cache"):
         if known is not None and index is not None:

@@ -9,6 +9,7 @@ ferrite imports a torch module whose name begins with an underscore.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import re
@@ -431,3 +432,57 @@ def bind(schema: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[s
         return tuple(args), dict(kwargs)
     positional = tuple(given[each.name] for each in schema.arguments if not each.kwarg_only)
     return positional, {each.name: given[each.name] for each in schema.arguments if each.kwarg_only}
+
+
+# --- what Dynamo did --------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class AboutCapture:
+    """What Dynamo says of the graph that it has just captured. `number`: its frame, and how often that was compiled
+    before, as "0/1". `recompiled`: why code that was there could not be used, with the value that failed. `guards`:
+    what is checked before each call."""
+
+    number: str
+    recompiled: str | None
+    guards: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphBreak:
+    """Where Dynamo ended a graph, and why."""
+
+    reason: str
+    file: str
+    line: int
+    function: str
+
+
+def about_capture() -> AboutCapture | None:
+    """None where nothing is being captured."""
+    context = TracingContext.try_get()
+    if context is None:
+        return None
+    found = torch._guards.CompileContext.current_compile_id()
+    metrics: Mapping[str, Any] = getattr(torch._dynamo.utils.get_metrics_context(), "_metrics", {})
+    reason = metrics.get("recompile_reason")
+    try:
+        guards = [_guard_text(each) for each in sorted(context.guards_context.dynamo_guards)]
+    except Exception:  # its guards are torch's affair: without them a page has less to show
+        guards = []
+    return AboutCapture(str(found or ""), str(reason) if reason else None, tuple(dict.fromkeys(guards)))
+
+
+def _guard_text(guard: Any) -> str:
+    name = guard.name() if callable(guard.name) else guard.name  # a method until torch 2.11
+    return f"{guard.create_fn_name()} {name}".strip()
+
+
+def graph_breaks() -> list[GraphBreak]:
+    """All since the last `torch.compiler.reset()`."""
+    found = []
+    for each in torch._dynamo.utils.graph_break_reasons:
+        frame = each.user_stack[-1] if each.user_stack else None
+        place = (frame.filename, frame.lineno or 0, frame.name) if frame is not None else ("", 0, "")
+        found.append(GraphBreak(str(each.reason), *place))
+    return found

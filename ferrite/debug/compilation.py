@@ -17,6 +17,7 @@ import torch
 from ferrite.cache import Outcome
 from ferrite.capture import CapturedGraph, torch_api
 from ferrite.debug import repro
+from ferrite.debug.details import GraphDetails
 from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.debug.graph_record import eager_record
 from ferrite.debug.record import CompileRecord, GraphRecord, start_record
@@ -48,6 +49,8 @@ class Compilation:
         self.grad_enabled = torch.is_grad_enabled()
         self.options = options
         self.record: CompileRecord = start_record(options, first_model_line(gm.graph.nodes))
+        if options.report is not None:
+            self.record.capture = torch_api.about_capture()
         self.dump_folder = DumpFolder(options.dump_dir)
         self.times: Times = no_times  # of matrix products: what passes may ask for
         self.lock = threading.RLock()  # two threads may need the same backward graph at once
@@ -90,7 +93,11 @@ class Compilation:
                 return otherwise
 
     def dump(self, kind: str) -> Dump:
-        return Dump(self.dump_folder, kind)
+        details = None
+        if self.options.report is not None:
+            details = GraphDetails(kind)
+            self.record.details.append(details)
+        return Dump(self.dump_folder, kind, details)
 
     # --- passes -------------------------------------------------------------------------------------------------------
 
@@ -105,6 +112,8 @@ class Compilation:
         self, pipeline: Pipeline, gm: torch.fx.GraphModule, is_inference: bool, dump: Dump
     ) -> tuple[PassRecord, ...]:
         context = self.context(is_inference)
+        dump.stage = pipeline.name
+        context.refused = None if dump.details is None else dump.details.refused
         return tuple(run_pipeline(pipeline, gm, context, self.pass_failed, dump.after_pass))
 
     def pass_failed(self, name: str, problem: Exception) -> None:

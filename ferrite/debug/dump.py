@@ -20,10 +20,18 @@ from pathlib import Path
 import torch
 
 from ferrite.cache import full_path, make_folders, make_shared, write_over
+from ferrite.capture import CapturedGraph
+from ferrite.codegen import Executable
+from ferrite.debug.details import Compiled, GraphDetails, flops_in
+from ferrite.debug.memory import hints_of
 from ferrite.debug.repro import HEAD, input_source, stand_in_source, written
+from ferrite.debug.times import Times
 from ferrite.errors import warn_user
 from ferrite.graph import fake_value, module_source
+from ferrite.ir.program import Program
 from ferrite.pipeline import PassRecord
+from ferrite.schedule import Plan
+from ferrite.targets import Targets
 
 _numbers = itertools.count()
 
@@ -48,20 +56,42 @@ class DumpFolder:
 
 
 class Dump:
-    """Writes the steps of one graph; a folder that cannot be written costs one warning, nothing else."""
+    """Writes the steps of one graph; a folder that cannot be written costs one warning, nothing else. `details`: what a
+    report is to have of them, where one is asked for."""
 
-    def __init__(self, root: DumpFolder, kind: str) -> None:
-        self.root, self.steps = root, 0
+    def __init__(self, root: DumpFolder, kind: str, details: GraphDetails | None = None) -> None:
+        self.root, self.steps, self.details = root, 0, details
+        self.stage = "captured"
         self.name = f"{next(_numbers):03}_{kind}" if root.path is not None else kind
 
     def graph(self, name: str, gm: torch.fx.GraphModule) -> None:
+        if self.details is not None:
+            self.details.graph(name, gm)
+        self.write_graph(name, gm)
+
+    def write_graph(self, name: str, gm: torch.fx.GraphModule) -> None:
         if self.root.path is not None:
             self.write(f"{self.steps:02}_{name}.py", runnable(gm))
 
     def after_pass(self, record: PassRecord, gm: torch.fx.GraphModule) -> None:
         self.steps += 1
+        if self.details is not None:
+            self.details.after_pass(self.stage, record, gm)
         if record.changed:
-            self.graph(record.name, gm)
+            self.write_graph(record.name, gm)
+
+    def finished(self, graph: CapturedGraph, program: Program, plan: Plan, executable: Executable, at: Targets) -> None:
+        """What the graph became."""
+        if self.details is not None:
+            flops = dict(flops_in(graph.gm))
+            self.details.finished(Compiled(program, plan, executable, at, hints_of(graph.gm), flops))
+
+    def measured(self, is_wanted: bool) -> Times | None:
+        """What measures the steps of the graph, where a report is to have their times."""
+        if self.details is None or not is_wanted:
+            return None
+        self.details.times = Times()
+        return self.details.times
 
     def schedule(self, step: str, schedule: object) -> None:
         """What a step of scheduling made."""

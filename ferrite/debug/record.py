@@ -14,12 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ferrite.cache import Outcome
+from ferrite.capture import torch_api
+from ferrite.debug.details import GraphDetails
 from ferrite.errors import FerriteError, Refusal, layout
 from ferrite.graph import ModelLine
 from ferrite.options import STAGES, Options
 from ferrite.pipeline import PassRecord
 from ferrite.runtime.cuda import Recordings
 from ferrite.schedule import FusionRefusal
+from ferrite.tune import Measured, ProductProblem
 
 KEPT = 64  # records remembered
 
@@ -130,6 +133,9 @@ class CompileRecord:
     joint: Outcome | None = None  # and of that of forward and backward
     cache: list[Outcome] = field(default_factory=list)  # one for each time it was asked for a compiled graph
     recordings: list[Recordings] = field(default_factory=list)  # of each part that CUDA graphs are made of
+    details: list[GraphDetails] = field(default_factory=list, repr=False)  # for a report: empty if none is asked for
+    capture: torch_api.AboutCapture | None = None  # for a report, as `details`
+    tuning: dict[ProductProblem, Measured] = field(default_factory=dict)  # for a report: times that decided something
     _seconds: dict[str, float] = field(default_factory=lambda: collections.defaultdict(float))
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _open: list[list[float]] = field(default_factory=list, repr=False)

@@ -357,6 +357,19 @@ class Files:
         doc="Write every stage here: the graph before and after each pass that changed it, as Python that runs by "
         "itself, the loop program, each step of scheduling, the kernels, the host program.",
     )
+    report: Path | None = option(
+        None,
+        env="FERRITE_REPORT",
+        changes_code=False,
+        doc="Write a page about all that was compiled when the process ends: one file of HTML, or the record alone if "
+        "it is called `.json`. What the cache has is looked up, but compiled again, so that there is something to see.",
+    )
+    measure: bool = option(
+        False,
+        env="FERRITE_MEASURE",
+        changes_code=False,
+        doc="With `report`: kernels and calls of torch run one by one, and the page has the time of each. Slower.",
+    )
     cache: bool = option(
         True,
         env="FERRITE_CACHE",

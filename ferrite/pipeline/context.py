@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+
+from ferrite.errors import Refusal
 from ferrite.options import Options
 from ferrite.tune import Problem
 
@@ -36,6 +39,12 @@ def no_times(problem: Problem) -> None:
     return None
 
 
+class Refused(Protocol):
+    """Told of a rule that had a candidate and did not fire there."""
+
+    def __call__(self, rule: str, node: torch.fx.Node, refusal: Refusal) -> None: ...
+
+
 @dataclass
 class PassContext:
     """Handed to every pass: what kind of graph it is, and the options. Passes report rewrites by rule through it."""
@@ -47,6 +56,7 @@ class PassContext:
     facts: collections.Counter[str] = field(default_factory=collections.Counter)  # what passes count besides rewrites
     steps: int = 0  # of matching: cost without a clock
     times: Times = no_times  # of products and calls on the GPU of this process
+    refused: Refused | None = None  # who wants to know where rules did not fire
     code_waits: bool = False  # the code of an edited graph is made when the stage is over: nobody runs it before
     known: object = None  # what the rewriter remembers of the graph from one pass to the next
 

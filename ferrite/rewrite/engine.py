@@ -135,6 +135,8 @@ class Engine:
                     return total
                 outcome = self.attempt(rule, node)
                 if isinstance(outcome, Refusal):
+                    if self.context.refused is not None:
+                        self.context.refused(rule.name, node, outcome)
                     continue
                 made, erased = outcome
                 self.context.fuel.spend()

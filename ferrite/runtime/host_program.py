@@ -31,10 +31,11 @@ def load_host(
     objects: Mapping[str, Any],
     recorders: Sequence[Callable[..., Sequence[Any]]] = (),
     in_eager: Boxed | None = None,
+    watch: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Boxed:
     """The function that the text defines. `runs`: what runs each of its tables of kernels; `objects`: what it names
     beside its inputs; `recorders`: what records and replays each of its parts; `in_eager`: what runs instead where it
-    says so, operator by operator."""
+    says so, operator by operator; `watch`: what to call instead of an operator, for those who measure."""
     filename = f"<ferrite {source.function} {next(_numbers)}>"
     empty_on_first_cuda = (
         torch_runtime.empty_on_first_cuda() if "_first_cuda(" in source.text else torch_runtime.empty_on_cuda
@@ -71,7 +72,8 @@ def load_host(
         operator = operator_at(path)
         if not callable(operator):  # torch makes a namespace of any name
             raise TypeError(f"{path} is no operator")
-        namespace[name] = torch_runtime.direct_call(operator)
+        called = torch_runtime.direct_call(operator)
+        namespace[name] = called if watch is None else watch(called)
     for number, run in enumerate(runs):
         namespace[f"run_{number}"] = run
     for number, recorder in enumerate(recorders):

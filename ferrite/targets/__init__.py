@@ -11,11 +11,12 @@ from ferrite.targets.executable import (
     steps_for_eager,
 )
 from ferrite.targets.random_probe import random_threads
-from ferrite.targets.target import Target
+from ferrite.targets.target import LoadedRun, Target
 from ferrite.targets.tuning import Tuner, reason_against_measuring, tuned, tuner_for, tuning_identity, where
 from ferrite.targets.watching import Watcher, watched_by
 
 __all__ = [
+    "LoadedRun",
     "Refusing",
     "Target",
     "Targets",

@@ -67,8 +67,14 @@ class Tuner:
     def __init__(self, record: Record, target: CudaTarget, measures: bool, path: Path | None) -> None:
         self.record, self.target, self.measures, self.path = record, target, measures, path
         self.found: dict[Problem, Found] = {}
+        self.asked: dict[Problem, Found] = {}  # what passes were told
 
     def __call__(self, problem: Problem) -> Any:
+        if (answer := self.answer(problem)) is not None:
+            self.asked[problem] = answer
+        return answer
+
+    def answer(self, problem: Problem) -> Any:
         known = self.known(problem)
         if known is not None or not self.measures or torch.cuda.is_current_stream_capturing():
             return known

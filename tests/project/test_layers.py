@@ -38,6 +38,7 @@ LAYERS = [
     {"targets"},
     {"cache"},
     {"debug"},
+    {"reports"},
     {"backend"},
     {"api"},
     {"cli"},

@@ -7,7 +7,7 @@ The text is complete: what is left to LLVM is registers and instructions, not th
 from ferrite.codegen.llvm.build import link, object_code
 from ferrite.codegen.llvm.checks import DIVISION, OUT_OF_MEMORY
 from ferrite.codegen.llvm.driver import pack_steps
-from ferrite.codegen.llvm.emit import kernel_text, unsupported
+from ferrite.codegen.llvm.emit import kernel_rows, kernel_text, unsupported
 from ferrite.codegen.llvm.entry import Table, bound
 from ferrite.codegen.llvm.image import Image, image_of, is_image
 from ferrite.codegen.llvm.launches import LaunchStep, pack_launches
@@ -31,6 +31,7 @@ __all__ = [
     "image_of",
     "is_image",
     "is_narrow",
+    "kernel_rows",
     "kernel_text",
     "link",
     "machine_text",

@@ -41,6 +41,7 @@ class Function:
         self.cold: Code = []
         self.captured: dict[str, tuple[str, str]] = {}  # name outside: type, name here
         self.fails = False
+        self.note = ""  # behind every line: for those who read the text
         self.memory: dict[Any, Any] = {}  # tiles of its own, by the statement that asks for them
         self.stack, self.tiles = 0, 0  # bytes of tiles on the stack, and beyond it
         self.without_tiles = ""  # what is called where there is no memory for so many `bytes` beyond it
@@ -101,7 +102,7 @@ class Function:
                 rank = at
         scope = self.home(rank)
         name = f"%v{next(self.counter)}"
-        scope.code.append(f"  {name} = {text}")
+        scope.code.append(f"  {name} = {text}{self.note}")
         scope.keys.append(key or text)
         self.values_by_text[key or text] = name
         self.rank[name] = scope.depth
@@ -110,12 +111,12 @@ class Function:
     def define(self, text: str) -> str:
         """A value that is computed here and now."""
         name = f"%v{next(self.counter)}"
-        self.scope.code.append(f"  {name} = {text}")
+        self.scope.code.append(f"  {name} = {text}{self.note}")
         self.rank[name] = self.scope.depth
         return name
 
     def line(self, text: str) -> None:
-        self.scope.code.append(f"  {text}")
+        self.scope.code.append(f"  {text}{self.note}")
 
     def block(self, label: str, scope: Scope | None = None) -> None:
         """Begin a basic block."""

@@ -4,7 +4,7 @@ In: a kernel that keeps its laws. Out: a Python module with one Triton function,
 there is none. Nothing here imports Triton but `run`, when it runs.
 """
 
-from ferrite.codegen.triton.emit import fixed_launch, kernel_source, launch_of, unsupported, written
+from ferrite.codegen.triton.emit import fixed_launch, kernel_rows, kernel_source, launch_of, unsupported, written
 from ferrite.codegen.triton.grouped import table_lengths, table_words, writer_source, written_at_once
 from ferrite.codegen.triton.launch import ALIGNMENT, FAILURE_WORDS, OPTIONS, LaunchConfig
 from ferrite.codegen.triton.support import unsupported_operation
@@ -15,6 +15,7 @@ __all__ = [
     "OPTIONS",
     "LaunchConfig",
     "fixed_launch",
+    "kernel_rows",
     "kernel_source",
     "launch_of",
     "table_lengths",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ferrite.codegen.triton.grouped import programs_of, rows_of
 from ferrite.codegen.triton.helpers import functions
 from ferrite.codegen.triton.launch import ALIGNMENT, LaunchConfig
-from ferrite.codegen.triton.statements import Printer
+from ferrite.codegen.triton.statements import NOTE, Printer
 from ferrite.errors import NotGenerated, Refusal
 from ferrite.ir import number, substitute
 from ferrite.ir.kernel import Kernel
@@ -22,6 +22,12 @@ from ferrite.ir.program import comment
 
 def kernel_source(kernel: Kernel, name: str) -> str:
     return written(kernel, name).source
+
+
+def kernel_rows(kernel: Kernel, name: str) -> list[tuple[str, int | None]]:
+    """The lines of the source, each with the number of the statement that it comes from, where that is known."""
+    rows = (line.partition(NOTE) for line in written(kernel, name, noted=True).source.splitlines())
+    return [(text, int(number) if number else None) for text, _, number in rows]
 
 
 def launch_of(kernel: Kernel, name: str) -> LaunchConfig:
@@ -51,9 +57,9 @@ class Written:
     launch: LaunchConfig
 
 
-def written(kernel: Kernel, name: str) -> Written:
+def written(kernel: Kernel, name: str, noted: bool = False) -> Written:
     """Both at once. The kernel keeps its laws."""
-    printer = Printer(kernel, name)
+    printer = Printer(kernel, name, noted)
     programs = printer.kernel(kernel)
     module = printer.module
     blocks = tuple(module.blocks.values())

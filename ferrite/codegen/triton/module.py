@@ -153,6 +153,7 @@ class Module:
     exact: frozenset[Expr] | None = None  # of a kernel that rounds some results to 16 bits: where digits matter
     bases: dict[Axis, str] = field(default_factory=dict)  # where the lanes of an axis begin
     once: frozenset[str] = frozenset()
+    note: str = ""  # behind every line: for those who read the text
     filled: dict[str, tuple[Const, tuple[Mask, ...]]] = field(default_factory=dict)
 
     def fresh(self, wish: str) -> str:
@@ -168,7 +169,7 @@ class Module:
         self.helpers[helper] = None
 
     def line(self, text: str) -> None:
-        self.lines.append(INDENT * self.level + text)
+        self.lines.append(INDENT * self.level + text + self.note)
 
     def set(self, wish: str, text: str) -> str:
         name = self.fresh(wish)

@@ -50,6 +50,7 @@ from ferrite.ir.kernel import (
     Update,
     When,
     checks,
+    statement_numbers,
     walk,
 )
 from ferrite.ir.program import OPERATOR_OF_MODE
@@ -62,8 +63,14 @@ PROGRAM, ROW_BLOCK, COLUMN_BLOCK = (
 )
 
 
+NOTE = "  #@"  # a comment, and the number of a statement
+
+
 class Printer:
-    def __init__(self, kernel: Kernel, name: str) -> None:
+    """`noted`: lines say in a comment which statement they come from."""
+
+    def __init__(self, kernel: Kernel, name: str, noted: bool = False) -> None:
+        self.numbers = statement_numbers(kernel) if noted else None
         self.module = Module(checks=tuple(checks(kernel)), quick=all_are_rounded(kernel), exact=exact_values(kernel))
         self.module.names.add(name)
         self.module.once = frozenset(item.name for item in kernel.pointers if item.once)
@@ -153,7 +160,13 @@ class Printer:
         for statement in body:
             if self.barriers.before(statement):
                 self.module.line("tl.debug_barrier()")
+            if self.numbers is None:
+                self.statement(statement, scope)
+                continue
+            before, number = self.module.note, self.numbers.get(id(statement))
+            self.module.note = before if number is None else f"{NOTE}{number}"
             self.statement(statement, scope)
+            self.module.note = before
 
     def statement(self, statement: Statement, scope: Scope) -> None:
         match statement:

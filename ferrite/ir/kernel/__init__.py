@@ -27,6 +27,7 @@ from ferrite.ir.kernel.nodes import (
     values_of,
     walk,
 )
+from ferrite.ir.kernel.text import kernel_rows, statement_numbers
 
 __all__ = [
     "INDEPENDENT",
@@ -50,8 +51,10 @@ __all__ = [
     "indices_in",
     "inner",
     "keeps_apart",
+    "kernel_rows",
     "may_stop",
     "nodes_in",
+    "statement_numbers",
     "values_of",
     "verify_kernel",
     "walk",

@@ -22,7 +22,7 @@ The values before a statement are those it evaluates: the next statement has its
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ferrite.ir.kernel.nodes import (
     Accumulate,
@@ -43,8 +43,28 @@ from ferrite.ir.program.spelling import Values, prefix_beside
 from ferrite.ir.program.text import INDENT, block, comment
 from ferrite.ir.types import short
 
+MARK = "\0"  # between a line of text and the number of its statement, while printing
+
 
 def kernel_text(kernel: Kernel) -> str:
+    return "\n".join(_lines(kernel, None)) + "\n"
+
+
+def kernel_rows(kernel: Kernel) -> list[tuple[str, int | None]]:
+    """The lines of the text, each with the number of its statement in the order of `walk`; None: of the head."""
+    rows = (line.partition(MARK) for line in _lines(kernel, statement_numbers(kernel)))
+    return [(text, int(number) if number else None) for text, _, number in rows]
+
+
+def statement_numbers(kernel: Kernel) -> dict[int, int]:
+    """Of every statement, by its address: one that stands in a kernel twice has its first number."""
+    numbers: dict[int, int] = {}
+    for number, statement in enumerate(walk(kernel.body)):
+        numbers.setdefault(id(statement), number)
+    return numbers
+
+
+def _lines(kernel: Kernel, numbers: Mapping[int, int] | None) -> list[str]:
     names = [*(pointer.name for pointer in kernel.pointers), *(size.name for size in kernel.sizes)]
     head = [
         *(comment(origin).strip() for origin in kernel.origins if comment(origin)),
@@ -55,9 +75,9 @@ def kernel_text(kernel: Kernel) -> str:
         *(f"{item.name} = {pointer_text(item)}" for item in kernel.pointers),
         *([f"warps = {kernel.warps}"] if kernel.warps else []),
         *([f"problems = {list(map(list, kernel.problems))}"] if kernel.problems else []),
-        *_Statements(kernel, names).block(kernel.body),
+        *_Statements(kernel, names, numbers).block(kernel.body),
     ]
-    return "\n".join([*head, *(INDENT + line for line in body or ["pass"])]) + "\n"
+    return [*head, *(INDENT + line for line in body or ["pass"])]
 
 
 def pointer_text(pointer: Pointer) -> str:
@@ -77,7 +97,8 @@ def names_in(kernel: Kernel) -> Iterator[str]:
 
 
 class _Statements:
-    def __init__(self, kernel: Kernel, names: list[str]) -> None:
+    def __init__(self, kernel: Kernel, names: list[str], numbers: Mapping[int, int] | None = None) -> None:
+        self.numbers = numbers
         self.prefix = prefix_beside([*names, *names_in(kernel)])
         self.count = itertools.count()
 
@@ -87,7 +108,11 @@ class _Statements:
     def lines(self, statement: Statement) -> list[str]:
         values = Values(self.prefix, self.count)
         lines = self.written(statement, values)
-        return [*values.take(), *lines]
+        lines = [*values.take(), *lines]
+        if self.numbers is not None:
+            mark = f"{MARK}{self.numbers[id(statement)]}"
+            lines = [line if MARK in line else line + mark for line in lines]  # those inside have theirs
+        return lines
 
     def written(self, statement: Statement, values: Values) -> list[str]:
         match statement:

@@ -60,7 +60,7 @@ from ferrite.ir.program.operation_facts import (
     writes,
 )
 from ferrite.ir.program.parse import parse
-from ferrite.ir.program.text import comment
+from ferrite.ir.program.text import comment, program_rows
 
 __all__ = [
     "NOWHERE",
@@ -118,6 +118,7 @@ __all__ = [
     "loads",
     "operator_at",
     "parse",
+    "program_rows",
     "reads",
     "roots_of",
     "stacked",

@@ -63,9 +63,20 @@ def program_text(program: Program) -> str:
     return "\n".join(_ProgramText(program).lines()) + "\n"
 
 
+def program_rows(program: Program) -> list[tuple[str, int | None]]:
+    """The lines of the text, each with the number of its operation; None: of what stands around them."""
+    text = _ProgramText(program)
+    lines = text.lines()
+    numbers = [number for number, size in enumerate(text.sizes) for _ in range(size)]
+    before = len(lines) - text.behind - len(numbers)
+    return list(zip(lines, [*[None] * before, *numbers, *[None] * text.behind], strict=True))
+
+
 class _ProgramText:
     def __init__(self, program: Program) -> None:
         self.program = program
+        self.sizes: list[int] = []  # lines of each operation
+        self.behind = 0  # lines behind the last of them
         self.symbols = symbols_of(program)
         names = {*input_names(program), *(buffer.name for buffer in program.buffers)}
         names |= {symbol.name for symbol in self.symbols}
@@ -86,10 +97,14 @@ class _ProgramText:
         ]
         for operation in self.program.operations:
             self.values = Values(self.prefix)
-            body += self.operation(operation)
+            lines = self.operation(operation)
+            self.sizes.append(len(lines))
+            body += lines
         self.values = Values(self.prefix)
         outputs = [self.output(item) for item in self.program.outputs]
-        body += self.values.take()
+        values = self.values.take()
+        self.behind = len(values) + 1
+        body += values
         # A lone tuple keeps a comma: without it, it would read as several outputs.
         comma = "," if len(outputs) == 1 and outputs[0].startswith("(") else ""
         body.append(f"return {', '.join(outputs)}{comma}".rstrip())

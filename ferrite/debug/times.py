@@ -1,0 +1,88 @@
+"""How long each kernel and each call of a host program takes, call by call: for a report that measures.
+
+Runs of kernels are cut into launches, which run one by one, and on a GPU everything is waited for: the whole is slower
+than what a user would run, the parts are what they are.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ferrite.codegen import Executable
+from ferrite.targets import LoadedRun, Targets, runs_of
+
+KEPT = 200  # times of one step
+
+
+@dataclass
+class StepTimes:
+    seconds: list[float] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        if len(self.seconds) < KEPT:
+            self.seconds.append(seconds)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+@dataclass
+class Times:
+    """`launches`: by the number of the run and the place in it. `calls`: by the line of the host program, from 1."""
+
+    launches: dict[tuple[int, int], StepTimes] = field(default_factory=dict)
+    calls: dict[int, StepTimes] = field(default_factory=dict)
+
+    def runs(self, executable: Executable, targets: Targets) -> list[LoadedRun]:
+        """Each run as launches that are measured."""
+        tables = executable.source.runs
+        parts = [
+            replace(table, calls=(call,), parallel_regions=(), arena_parts=())
+            for table in tables
+            for call in table.calls
+        ]
+        loaded = iter(runs_of(replace(executable, source=replace(executable.source, runs=parts)), targets))
+        return [
+            self.run(number, [next(loaded) for _ in table.calls], waiting(table.device))
+            for number, table in enumerate(tables)
+        ]
+
+    def run(self, number: int, launches: Sequence[LoadedRun], wait: Callable[[], None]) -> LoadedRun:
+        def measured(*words: int) -> int:
+            for place, launch in enumerate(launches):
+                wait()
+                start = time.perf_counter()
+                launch(*words)
+                wait()
+                self.launches.setdefault((number, place), StepTimes()).add(time.perf_counter() - start)
+            return 0
+
+        return measured
+
+    def call(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        wait = waiting("cuda" if torch.cuda.is_available() else "cpu")
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            line = sys._getframe(1).f_lineno
+            wait()
+            start = time.perf_counter()
+            result = function(*args, **kwargs)
+            wait()
+            self.calls.setdefault(line, StepTimes()).add(time.perf_counter() - start)
+            return result
+
+        return measured
+
+
+def waiting(device: str) -> Callable[[], None]:
+    return torch.cuda.synchronize if device.startswith("cuda") else lambda: None
