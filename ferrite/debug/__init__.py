@@ -8,7 +8,9 @@ from ferrite.debug.compilation import Compilation
 from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.debug.graph_record import as_data, from_data, plan_record
 from ferrite.debug.partition import partition_record
-from ferrite.debug.record import CompileRecord, GraphRecord, last_compile, recent_compiles
+from ferrite.debug.progress import Progress, log
+from ferrite.debug.record import CompileRecord, GraphRecord, forget_compiles, last_compile, recent_compiles
+from ferrite.debug.repro import graph_file, input_source, missing, settings_of, stand_in, stand_in_source
 
 __all__ = [
     "Compilation",
@@ -16,14 +18,23 @@ __all__ = [
     "Dump",
     "DumpFolder",
     "GraphRecord",
+    "Progress",
     "age",
     "as_data",
     "differences_table",
     "explain_cache",
+    "forget_compiles",
     "from_data",
+    "graph_file",
+    "input_source",
     "last_compile",
+    "log",
+    "missing",
     "partition_record",
     "plan_record",
     "recent_compiles",
+    "settings_of",
     "side",
+    "stand_in",
+    "stand_in_source",
 ]

@@ -7,6 +7,7 @@ the record of its forward graph. A record holds text and numbers only, never a t
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -123,6 +124,7 @@ class CompileRecord:
 
     options: Options
     line: ModelLine | None = None
+    number: int = 0  # of all that this process has captured
     graphs: list[GraphRecord] = field(default_factory=list)
     saved: SavedForBackward | None = None
     passes: dict[str, tuple[PassRecord, ...]] = field(default_factory=dict)  # of stages before the graphs part
@@ -213,11 +215,12 @@ class CompileRecord:
         return render(self)
 
 
+_numbers = itertools.count()
 _records: collections.deque[CompileRecord] = collections.deque(maxlen=KEPT)
 
 
 def start_record(options: Options, line: ModelLine | None) -> CompileRecord:
-    record = CompileRecord(options, line)
+    record = CompileRecord(options, line, next(_numbers))
     _records.append(record)
     return record
 
@@ -232,6 +235,13 @@ def last_compile() -> CompileRecord:
             )
         )
     return _records[-1]
+
+
+def forget_compiles() -> None:
+    """As in a process that has compiled nothing yet."""
+    global _numbers
+    _numbers = itertools.count()
+    _records.clear()
 
 
 def recent_compiles() -> list[CompileRecord]:

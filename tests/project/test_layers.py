@@ -22,6 +22,7 @@ PACKAGE = ROOT / "ferrite"
 LAYERS = [
     {"collector"},
     {"errors"},
+    {"user_code"},
     {"options"},
     {"tune"},
     {"machines"},
@@ -40,6 +41,7 @@ LAYERS = [
     {"debug"},
     {"backend"},
     {"api"},
+    {"bisect"},
     {"cli"},
     {"__main__"},
 ]
