@@ -39,14 +39,22 @@ from ferrite.debug import Compilation, Dump, DumpFolder, GraphRecord, as_data, f
 from ferrite.errors import FerriteError, NotLowered, Refusal, warn_user
 from ferrite.graph import Places, note_autocast, users_in_order
 from ferrite.ir.program import Program, verify_program
-from ferrite.lower import call_instead, correct_forecasts, lower_graph, no_threads, refused_by_eager, strides_of_outputs
+from ferrite.lower import (
+    call_instead,
+    call_without_fuel,
+    correct_forecasts,
+    lower_graph,
+    no_threads,
+    refused_by_eager,
+    strides_of_outputs,
+)
 from ferrite.options import Options, resolve
 from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
 from ferrite.passes.freezing import inlined_with_record
 from ferrite.passes.pre_grad import add_values, numerics_checked, reason_to_leave, values_to_examples
-from ferrite.pipeline import Fuel, PassRecord, Pipeline, devices_in, no_times
+from ferrite.pipeline import PassRecord, Pipeline, devices_in, no_times
 from ferrite.reports import written_at_exit
-from ferrite.runtime import Boxed, Freezer, Frozen, bytecode_of, call_frozen, load_host, run_in_eager
+from ferrite.runtime import Boxed, Freezer, Frozen, bytecode_of, call_frozen, load_host, run_in_eager, telling_kernels
 from ferrite.schedule import Plan, make_plan
 from ferrite.targets import (
     Refusing,
@@ -86,6 +94,8 @@ def ferrite(
             written_at_exit(settings.report)
         compilation = Compilation(gm, example_inputs, settings)
         as_captured = gm.forward  # before any stage edits the graph
+        if not compilation.is_wanted:
+            return as_captured
 
         def stages() -> Callable[..., Any]:
             examples = as_python_hands_them_over(gm, example_inputs)
@@ -269,6 +279,8 @@ def compile_passed(
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
     if tuner is not None and options.report is not None:
         compilation.record.tuning |= tuner.asked
+    if options.fuel_stage == "lower":
+        call_without_fuel(graph.gm.graph, compilation.fuel("lower"))
     while True:
         with compilation.stage("lower"):
             try:
@@ -323,13 +335,15 @@ def scheduled(
     """A plan, and its kernels compiled, arranged as was measured to be fastest. Where a code generator has nothing for
     a kernel, there is another plan, in which its operations are kernels of their own, or else steps."""
     options, failed = compilation.options, defaultdict[frozenset[str], list[Refusal]](list)
+    fuel = compilation.fuel("schedule")
+    level = fuel.level
     while True:
         with compilation.stage("schedule"):
+            fuel.refill(level)
             schedulings = {device: Refusing(tuned(target, tuner), failed) for device, target in targets.items()}
-            fuel = Fuel(options.fuel)
             plan = make_plan(program, schedulings, verify=options.strict, fuel=fuel, observe=dump.schedule)
             dump.write("kernels.py", plan.kernel_text)
-        with compilation.stage("codegen"):
+        with compilation.stage("codegen"), telling_kernels(compilation.watch.kernels):
             try:
                 return plan, executable_of(plan, targets, kernels, options.check_bounds, recording)
             except UncompiledOperations as reason:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +11,7 @@ import torch
 from ferrite.cli import specs
 from ferrite.errors import UserError, nearest
 from ferrite.options import FIELDS, MODES, TYPES, check_all, parse
+from ferrite.user_code import load_module
 
 
 def add_parser(commands: Any) -> None:
@@ -93,27 +90,6 @@ def find(target: str) -> Any:
     if not callable(found):
         raise UserError(f"{target} is a {type(found).__name__}, not a function or module")
     return found
-
-
-def load_module(name: str) -> Any:
-    if name.endswith(".py"):
-        path = Path(name)
-        if not path.is_file():
-            raise UserError(f"there is no file {name}", {"looked in": str(Path.cwd())})
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
-        return module
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as problem:
-        if problem.name and not name.startswith(problem.name):
-            raise  # the user's module was found, and what it imports is missing
-        raise UserError(f"there is no module {name!r}", {"looked in": f"{Path.cwd()} and the Python path"}) from None
 
 
 def parse_option(text: str) -> tuple[str, Any]:

@@ -9,7 +9,9 @@ from ferrite.debug.details import Compiled, GraphDetails, GraphRow, GraphStep
 from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.debug.graph_record import as_data, from_data, plan_record
 from ferrite.debug.partition import partition_record
-from ferrite.debug.record import CompileRecord, GraphRecord, PeakMemory, last_compile, recent_compiles
+from ferrite.debug.progress import Progress, log
+from ferrite.debug.record import CompileRecord, GraphRecord, PeakMemory, forget_compiles, last_compile, recent_compiles
+from ferrite.debug.repro import graph_file, input_source, missing, settings_of, stand_in, stand_in_source
 
 __all__ = [
     "Compilation",
@@ -22,15 +24,24 @@ __all__ = [
     "GraphRow",
     "GraphStep",
     "PeakMemory",
+    "Progress",
     "age",
     "as_data",
     "differences_table",
     "explain_cache",
     "explained",
+    "forget_compiles",
     "from_data",
+    "graph_file",
+    "input_source",
     "last_compile",
+    "log",
+    "missing",
     "partition_record",
     "plan_record",
     "recent_compiles",
+    "settings_of",
     "side",
+    "stand_in",
+    "stand_in_source",
 ]

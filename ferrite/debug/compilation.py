@@ -6,6 +6,8 @@ behaviour: with `strict` a CompilerBug; otherwise one warning, a kept repro fold
 
 from __future__ import annotations
 
+import logging
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from ferrite.debug import repro
 from ferrite.debug.details import GraphDetails
 from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.debug.graph_record import eager_record
+from ferrite.debug.progress import Watch, log
 from ferrite.debug.record import CompileRecord, GraphRecord, start_record
 from ferrite.errors import CompilerBug, FerriteError, Refusal, layout
 from ferrite.graph import ModelLine, first_model_line, model_line
@@ -51,16 +54,30 @@ class Compilation:
         self.record: CompileRecord = start_record(options, first_model_line(gm.graph.nodes))
         if options.report is not None:
             self.record.capture = torch_api.about_capture()
+        self.watch = Watch(options, self.record.line)
+        self.fuels: dict[str, Fuel] = {}  # where one stage has some
         self.dump_folder = DumpFolder(options.dump_dir)
         self.times: Times = no_times  # of matrix products: what passes may ask for
         self.lock = threading.RLock()  # two threads may need the same backward graph at once
+        self.say("graph %d was captured: %s", self.record.number, self.record.line)
 
     # --- running stages -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether this graph is to be compiled at all."""
+        return self.options.compiles(self.record.number)
+
+    def say(self, message: str, *about: object, level: int = logging.DEBUG) -> None:
+        """A line for the log, with this object for handlers that want to know more."""
+        if log.isEnabledFor(level):
+            log.log(level, message, *about, extra={"compilation": self})
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Time a stage, and remember its name on an exception that leaves it."""
         with self.record.timing(name):
+            self.watch.at(name)
             try:
                 if self.options.fail_at == name:
                     raise RuntimeError(f"asked to fail at {name!r} by the option fail_at")
@@ -69,11 +86,12 @@ class Compilation:
                 if not hasattr(failure, "ferrite_stage"):
                     failure.ferrite_stage = name  # type: ignore[attr-defined]
                 raise
+        self.say("graph %d: %s, %.1f ms so far", self.record.number, name, self.record.stages[name] * 1e3)
 
     def attempt(self, stage: str, work: Callable[[], Result], otherwise: Result) -> Result:
         """Run a stage over the whole captured function; `otherwise` is its eager form."""
         try:
-            with self.stage(stage):
+            with self.watch.watching(), self.stage(stage):
                 return work()
         except PASSING:
             raise
@@ -85,7 +103,8 @@ class Compilation:
         """Run the stages that compile one functional graph; `otherwise` is its eager form."""
         with self.lock:
             try:
-                return work()
+                with self.watch.watching():
+                    return work()
             except FerriteError:
                 raise
             except Exception as failure:
@@ -101,8 +120,15 @@ class Compilation:
 
     # --- passes -------------------------------------------------------------------------------------------------------
 
-    def context(self, is_inference: bool) -> PassContext:
-        return PassContext(self.options, is_inference, Fuel(self.options.fuel), times=self.times)
+    def fuel(self, stage: str) -> Fuel:
+        """What a stage may still do: for each graph anew, or for all graphs of the one stage that is asked for."""
+        if self.options.fuel_stage is None:
+            return Fuel(self.options.fuel if stage != "lower" else None)
+        amount = self.options.fuel if self.options.fuel_stage == stage else None
+        return self.fuels.setdefault(stage, Fuel(amount))
+
+    def context(self, is_inference: bool, stage: str = "") -> PassContext:
+        return PassContext(self.options, is_inference, self.fuel(stage), times=self.times)
 
     def with_own(self, pipeline: Pipeline) -> Pipeline:
         """A stage with the users' own passes in their places."""
@@ -111,7 +137,7 @@ class Compilation:
     def run_passes(
         self, pipeline: Pipeline, gm: torch.fx.GraphModule, is_inference: bool, dump: Dump
     ) -> tuple[PassRecord, ...]:
-        context = self.context(is_inference)
+        context = self.context(is_inference, pipeline.name)
         dump.stage = pipeline.name
         context.refused = None if dump.details is None else dump.details.refused
         return tuple(run_pipeline(pipeline, gm, context, self.pass_failed, dump.after_pass))
@@ -134,6 +160,9 @@ class Compilation:
         """The function of a graph, once it is in the record. `before`: what was done to the graph earlier."""
         self.record.cache.append(outcome)
         self.record.add(replace(record, passes=(*before, *record.passes)))
+        made = f"{len(record.kernels)} kernels, {len(record.eager_calls)} eager calls"
+        about = (self.record.number, record.kind, made, outcome.result, record.line)
+        self.say("graph %d, %s: %s; cache: %s  (%s)", *about, level=logging.INFO)
         return function
 
     def left_in_eager(self, graph: CapturedGraph, passes: tuple[PassRecord, ...], refusal: Refusal) -> Boxed:
@@ -156,6 +185,7 @@ class Compilation:
             "in your model": str(line) if line is not None else None,
             "because": because,
             "kept": f"{folder}  (please attach this folder to a report)" if folder else None,
+            "to narrow it": f"python -m ferrite bisect {shlex.quote(folder)}" if folder else None,
         }
         if self.options.strict:
             raise CompilerBug(f"stage {stage!r} failed", facts, stage=stage, cause=cause, repro=folder) from cause

@@ -7,6 +7,7 @@ the record of its forward graph. A record holds text and numbers only, never a t
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from ferrite.options import STAGES, Options
 from ferrite.pipeline import PassRecord
 from ferrite.runtime.cuda import Recordings
 from ferrite.schedule import FusionRefusal
-from ferrite.tune import Measured, ProductProblem
+from ferrite.tune import Found, Problem
 
 KEPT = 64  # records remembered
 
@@ -126,6 +127,7 @@ class CompileRecord:
 
     options: Options
     line: ModelLine | None = None
+    number: int = 0  # of all that this process has captured
     graphs: list[GraphRecord] = field(default_factory=list)
     saved: SavedForBackward | None = None
     passes: dict[str, tuple[PassRecord, ...]] = field(default_factory=dict)  # of stages before the graphs part
@@ -135,7 +137,7 @@ class CompileRecord:
     recordings: list[Recordings] = field(default_factory=list)  # of each part that CUDA graphs are made of
     details: list[GraphDetails] = field(default_factory=list, repr=False)  # for a report: empty if none is asked for
     capture: torch_api.AboutCapture | None = None  # for a report, as `details`
-    tuning: dict[ProductProblem, Measured] = field(default_factory=dict)  # for a report: times that decided something
+    tuning: dict[Problem, Found] = field(default_factory=dict)  # for a report: times that decided something
     _seconds: dict[str, float] = field(default_factory=lambda: collections.defaultdict(float))
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _open: list[list[float]] = field(default_factory=list, repr=False)
@@ -219,11 +221,12 @@ class CompileRecord:
         return render(self)
 
 
+_numbers = itertools.count()
 _records: collections.deque[CompileRecord] = collections.deque(maxlen=KEPT)
 
 
 def start_record(options: Options, line: ModelLine | None) -> CompileRecord:
-    record = CompileRecord(options, line)
+    record = CompileRecord(options, line, next(_numbers))
     _records.append(record)
     return record
 
@@ -238,6 +241,13 @@ def last_compile() -> CompileRecord:
             )
         )
     return _records[-1]
+
+
+def forget_compiles() -> None:
+    """As in a process that has compiled nothing yet."""
+    global _numbers
+    _numbers = itertools.count()
+    _records.clear()
 
 
 def recent_compiles() -> list[CompileRecord]:

@@ -41,6 +41,10 @@ sys.exit(replay(Graph(), make_inputs(), options={options!r}, dynamic={dynamic}, 
 '''
 
 
+OF_THIS_RUN = (
+    *("cache_dir", "repro_dir", "dump_dir", "strict", "keep_repro"),
+    *("graphs", "progress", "progress_callback"),
+)
 HEAD = "from ferrite.debug.repro import missing, stand_in\n"
 
 
@@ -122,31 +126,37 @@ def contents(
 ) -> dict[str, str]:
     import ferrite
 
-    # where files are kept is this machine's affair, and replay always raises
-    settings = {
-        name: value
-        for name, value in options.changed().items()
-        if name not in ("cache_dir", "repro_dir", "dump_dir", "strict", "keep_repro")
-    }
-    rows = "".join(f"        {source},\n" for source in inputs.sources)
-    graph = f"{HEAD}{module_source(gm, stand_in_source)}\n\ndef make_inputs():\n    return [\n{rows}    ]\n"
+    settings = settings_of(options)
     about = {
         "stage": failure.stage,
         "because": failure.because,
         "direction": failure.graph.kind.value if failure.graph is not None else None,
         "options": settings,
+        "dynamic": inputs.dynamic,
+        "grad": grad,
         "versions": {"ferrite": ferrite.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "machine": platform.machine(),
     }
     failing = failure.graph.gm if failure.graph is not None else gm
     error = "".join(traceback.format_exception(failure.exception))
     return {
-        "graph.py": graph,
+        "graph.py": graph_file(gm, inputs.sources),
         "run.py": RUN.format(folder="<this folder>", options=settings, dynamic=inputs.dynamic or None, grad=grad),
         "failing.txt": str(failing.graph) + "\n",
         "error.txt": error,
         "about.json": json.dumps(about, indent=2) + "\n",
     }
+
+
+def settings_of(options: Options) -> dict[str, Any]:
+    """The options that matter elsewhere: where files are kept is this machine's affair, and replay always raises."""
+    return {name: value for name, value in options.changed().items() if name not in OF_THIS_RUN}
+
+
+def graph_file(gm: torch.fx.GraphModule, inputs: Sequence[str]) -> str:
+    """The text of graph.py: a class `Graph`, and a function that makes its inputs."""
+    rows = "".join(f"        {source},\n" for source in inputs)
+    return f"{HEAD}{module_source(gm, stand_in_source)}\n\ndef make_inputs():\n    return [\n{rows}    ]\n"
 
 
 def publish(folder: Path, files: dict[str, str], options: Options) -> None:

@@ -6,7 +6,7 @@ with a reason; and the objects that it names.
 
 from ferrite.lower.builder import DrawingKernel, no_threads
 from ferrite.lower.cuda_random import THREAD_GROUP, distribution_numbers, dropout_numbers
-from ferrite.lower.graph import LoweredProgram, call_instead, lower_graph, lower_module
+from ferrite.lower.graph import LoweredProgram, call_instead, call_without_fuel, lower_graph, lower_module
 from ferrite.lower.probes import correct_forecasts, strides_of_outputs
 from ferrite.lower.refusals import refused_by_eager
 from ferrite.lower.table import how_lowered
@@ -18,6 +18,7 @@ __all__ = [
     "LoweredProgram",
     "LoweringFailure",
     "call_instead",
+    "call_without_fuel",
     "correct_forecasts",
     "distribution_numbers",
     "dropout_numbers",

@@ -17,6 +17,7 @@ from ferrite.lower import families
 from ferrite.lower.builder import CPU, Builder, RandomThreads, no_threads
 from ferrite.lower.probes import IN_EAGER, correct_forecasts
 from ferrite.lower.walk import Walk
+from ferrite.pipeline import Fuel
 
 families.load()
 
@@ -52,6 +53,16 @@ def call_instead(graph: torch.fx.Graph, reasons: Mapping[str, str]) -> bool:
             node.meta[IN_EAGER] = reasons[each.name]
             found = True
     return found
+
+
+def call_without_fuel(graph: torch.fx.Graph, fuel: Fuel) -> None:
+    """Operators are lowered as long as there is fuel, one unit each; the others are called in eager."""
+    for node in graph.nodes:
+        if torch_operators.is_operator(node.target) and not is_view(node) and IN_EAGER not in node.meta:
+            if fuel.left:
+                fuel.spend()
+            else:
+                node.meta[IN_EAGER] = "out of fuel"
 
 
 def is_view(node: torch.fx.Node) -> bool:

@@ -18,6 +18,7 @@ import contextlib
 import contextvars
 import dataclasses
 import os
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -44,6 +45,7 @@ __all__ = [
     "check_choices",
     "choice_of",
     "described",
+    "force",
     "parse",
     "plain",
     "resolve",
@@ -52,6 +54,8 @@ __all__ = [
     "using",
     "way",
 ]
+
+RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +70,7 @@ class Options(Files, PostGrad, Freezing, Joint, PreGrad, Passes, Whole):  # sett
         for name, field in FIELDS.items():
             if (value := getattr(self, name)) is not field.default:  # those are right as they are
                 object.__setattr__(self, name, checked_setting(name, value))
+        ranges(self.graphs or "none")
 
     def cache_folder(self) -> Path:
         if self.cache_dir is not None:
@@ -82,10 +87,28 @@ class Options(Files, PostGrad, Freezing, Joint, PreGrad, Passes, Whole):  # sett
         """The settings that can change generated code, for the cache key."""
         return tuple((name, getattr(self, name)) for name, field in FIELDS.items() if field.metadata["changes_code"])
 
+    def compiles(self, number: int) -> bool:
+        """Whether the option `graphs` names a graph, by its number; without it every one is compiled.
+
+        >>> [number for number in range(9) if Options(graphs="1,3-5").compiles(number)]
+        [1, 3, 4, 5]
+        """
+        return self.graphs is None or any(number in each for each in ranges(self.graphs))
+
     def changed(self) -> dict[str, Any]:
         """The settings that differ from their defaults, as plain JSON values."""
         values = {name: getattr(self, name) for name in FIELDS}
         return {name: plain(value) for name, value in values.items() if value != FIELDS[name].default}
+
+
+def ranges(text: str) -> list[range]:
+    """The numbers that a text such as `0,2-5` names."""
+    if text == "none":
+        return []
+    found = [RANGE.fullmatch(part.strip()) for part in text.split(",")]
+    if None in found:
+        raise UserError(f"option 'graphs' is {text!r}", {"expected": "numbers such as 0,2-5, or none"})
+    return [range(int(each[1]), int(each[2] or each[1]) + 1) for each in found if each is not None]
 
 
 FIELDS: Mapping[str, dataclasses.Field[Any]] = types.MappingProxyType(
@@ -121,6 +144,16 @@ def using(**settings: Any) -> Iterator[None]:
         _active.reset(token)
 
 
+_forced: dict[str, Any] = {}
+
+
+def force(settings: Mapping[str, Any]) -> None:
+    """Settings that win over all others from now on, in every thread of this process. For processes that were started
+    to try something out: see `ferrite.bisect`."""
+    _forced.clear()
+    _forced.update(check_all(settings))
+
+
 def resolve(
     explicit: Mapping[str, Any] | None = None,
     mode: str | None = None,
@@ -134,6 +167,7 @@ def resolve(
         **_active.get(),
         **preset(mode),
         **check_all(explicit),
+        **_forced,
     }
     return Options(**settings)
 

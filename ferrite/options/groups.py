@@ -18,6 +18,7 @@ Stage = Literal[
     "pre_grad", "capture", "joint", "partition", "freeze", "post_grad", "lower", "schedule", "codegen", "load", "cache"
 ]
 STAGES: tuple[str, ...] = typing.get_args(Stage)
+FuelStage = Literal["pre_grad", "joint", "freeze", "post_grad", "lower", "schedule"]
 Compression = Literal["auto", "lce-first", "lce-parts", "lce-matmul", "lce-simple", "dot-compress"]
 
 
@@ -138,6 +139,20 @@ class Passes:
         env="FERRITE_FUEL",
         least=0,
         doc="Stop rewriting after so many rewrites: a wrong one is found by halving.",
+    )
+    fuel_stage: FuelStage | None = option(
+        None,
+        env="FERRITE_FUEL_STAGE",
+        doc="The one stage that `fuel` is about, counted over the forward and the backward graph together: rewrites of "
+        "a stage of passes; operators that are lowered, while others are calls (`lower`); fusions, reuses of memory "
+        "and the like (`schedule`). Without: every stage, each for itself.",
+    )
+    graphs: str | None = option(
+        None,
+        env="FERRITE_GRAPHS",
+        changes_code=False,
+        doc="Compile only these graphs, by the order in which this process captures them: `0`, `2-5`, `0,3`; the "
+        "others run in eager. `none`: all of them.",
     )
 
 
@@ -402,6 +417,19 @@ class Files:
         env="FERRITE_KEEP_REPRO",
         changes_code=False,
         doc="Keep a repro folder when a stage fails.",
+    )
+    progress: Literal["auto", "on", "off"] = option(
+        "auto",
+        env="FERRITE_PROGRESS",
+        changes_code=False,
+        doc="A line that says what a compile of more than two seconds is doing: in a terminal, always, or never.",
+    )
+    progress_callback: Any = option(
+        (),
+        env="FERRITE_PROGRESS_CALLBACK",
+        changes_code=False,
+        doc="A callable, or a list of them, that is told of every stage and kernel: stage, seconds, kernels done and "
+        "of how many, line of the model.",
     )
     fail_at: Stage | None = option(
         None,

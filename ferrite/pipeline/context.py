@@ -18,15 +18,24 @@ class Fuel:
     """How many rewrites may still happen: `FERRITE_FUEL=n` stops after n, so that a wrong one is found by halving."""
 
     def __init__(self, amount: int | None) -> None:
-        self.amount = amount
+        self.amount, self.spent = amount, 0
 
     @property
     def left(self) -> bool:
         return self.amount is None or self.amount > 0
 
     def spend(self) -> None:
+        self.spent += 1
         if self.amount is not None:
             self.amount -= 1
+
+    def refill(self, earlier: tuple[int | None, int]) -> None:
+        """As it was at an earlier time: what was done since is done again, or not at all."""
+        self.amount, self.spent = earlier
+
+    @property
+    def level(self) -> tuple[int | None, int]:
+        return self.amount, self.spent
 
 
 class Times(Protocol):

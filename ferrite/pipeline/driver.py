@@ -24,7 +24,7 @@ from ferrite.graph import (
     stable_topological_sort,
     verify_graph,
 )
-from ferrite.pipeline.context import Fuel, PassContext, PassRecord
+from ferrite.pipeline.context import PassContext, PassRecord
 from ferrite.pipeline.passes import GraphPass, Pipeline
 from ferrite.pipeline.undo import Checkpoint
 
@@ -82,7 +82,7 @@ def run_outer(
 ) -> list[PassRecord]:
     original = Checkpoint(gm)
     # Inner graphs have had their share of these.
-    fuel, rewrites, facts = context.fuel.amount, context.rewrites.copy(), context.facts.copy()
+    fuel, rewrites, facts = context.fuel.level, context.rewrites.copy(), context.facts.copy()
     failed: dict[str, str] = {}
     while True:
         try:
@@ -96,7 +96,7 @@ def run_outer(
             cause = failure.__cause__
             failed[step.name] = f"failed: {type(cause).__name__}: {cause}"
             context.rewrites, context.facts = rewrites.copy(), facts.copy()
-            context.fuel = Fuel(fuel)
+            context.fuel.refill(fuel)
             if report is not None and isinstance(cause, Exception):
                 report(step.name, cause)
 

@@ -140,8 +140,8 @@ def compile_data(record: CompileRecord, places: Places, budget: Budget) -> data.
         cache=tuple(cache_data(each) for each in record.asked),
         saved=tuple(saved_data(record, places)),
         tuning=tuple(
-            data.Tuned(str(problem), found.torch, found.ours, str(found.config))
-            for problem, found in sorted(record.tuning.items())
+            data.Tuned(str(problem), found.torch, found.ours, found.how)
+            for problem, found in sorted(record.tuning.items(), key=str)
         ),
     )
 

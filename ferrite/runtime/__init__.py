@@ -5,8 +5,9 @@ empties it, and returns the outputs in order. Holds what compiled code calls whi
 """
 
 from ferrite.runtime.boxed import Boxed, run_in_eager
-from ferrite.runtime.code_memory import KernelStore
+from ferrite.runtime.code_memory import KernelStore, telling_kernels
 from ferrite.runtime.discard import discard
+from ferrite.runtime.forks import ready_for_forks
 from ferrite.runtime.freezer import Freezer
 from ferrite.runtime.frozen import Frozen, call_frozen
 from ferrite.runtime.host_code import functions_of
@@ -22,5 +23,7 @@ __all__ = [
     "discard",
     "functions_of",
     "load_host",
+    "ready_for_forks",
     "run_in_eager",
+    "telling_kernels",
 ]

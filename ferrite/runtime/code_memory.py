@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol, TypeVar
 
 from ferrite.errors import Refusal
@@ -31,6 +33,25 @@ class Compilable(Protocol):
 
 
 AnyUnit = TypeVar("AnyUnit", bound=Compilable)
+
+
+Told = Callable[[int, int], None]  # how many kernels are done, of how many
+_told: ContextVar[Told | None] = ContextVar("ferrite kernels", default=None)
+
+
+@contextmanager
+def telling_kernels(told: Told) -> Iterator[None]:
+    """Somebody wants to know, while kernels are compiled, how many are done."""
+    token = _told.set(told)
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
+def kernels_done(done: int, of: int) -> None:
+    if (told := _told.get()) is not None:
+        told(done, of)
 
 
 class CodeMemory:

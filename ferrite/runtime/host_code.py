@@ -23,7 +23,7 @@ from ferrite.codegen.llvm import (
     object_code,
 )
 from ferrite.errors import NotLoaded, Refusal
-from ferrite.runtime.code_memory import CodeMemory, KernelStore
+from ferrite.runtime.code_memory import CodeMemory, KernelStore, kernels_done
 from ferrite.runtime.forks import ready_for_forks
 
 OBJECT_FILES = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\x64\x86", b"\x64\xaa")  # as they begin: ELF, Mach-O, COFF
@@ -55,7 +55,11 @@ def compiled(units: Sequence[Unit], processor: Processor) -> list[bytes]:
         return [one(units[0])]
     with ThreadPoolExecutor(min(len(units), os.cpu_count() or 1)) as pool:  # LLVM works without Python's lock
         begun = [started(pool, one, unit) for unit in units]
-        return [one(unit) if work is None else work.result() for unit, work in zip(units, begun, strict=True)]
+        codes = []
+        for unit, work in zip(units, begun, strict=True):
+            codes.append(one(unit) if work is None else work.result())
+            kernels_done(len(codes), len(units))
+        return codes
 
 
 def started(pool: ThreadPoolExecutor, work: Callable[[Unit], bytes], unit: Unit) -> Future[bytes] | None:

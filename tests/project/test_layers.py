@@ -22,6 +22,7 @@ PACKAGE = ROOT / "ferrite"
 LAYERS = [
     {"collector"},
     {"errors"},
+    {"user_code"},
     {"options"},
     {"tune"},
     {"machines"},
@@ -41,6 +42,7 @@ LAYERS = [
     {"reports"},
     {"backend"},
     {"api"},
+    {"bisect"},
     {"cli"},
     {"__main__"},
 ]

@@ -33,6 +33,7 @@ from ferrite.passes.pre_grad.linears import fuse_parallel_linear_pass, fuse_spli
 from ferrite.passes.pre_grad.metadata import add_values, values_to_examples
 from ferrite.passes.pre_grad.noops import remove_identity, remove_noop_pass
 from ferrite.passes.pre_grad.numeric_check import numerics_checked
+from ferrite.passes.pre_grad.numeric_runs import Tolerance, unlike_values
 from ferrite.passes.pre_grad.pointwise import relu_nan_to_num, sink_cat_after_pointwise
 from ferrite.passes.pre_grad.reshapes import remove_reshape_pass
 from ferrite.passes.pre_grad.sampling import apply_gumbel_max_trick
@@ -45,6 +46,7 @@ from ferrite.pipeline import Fuel, GraphPass, PassContext, Pipeline
 
 __all__ = [
     "PRE_GRAD",
+    "Tolerance",
     "add_values",
     "apply_gumbel_max_trick",
     "cancel_split_cat_pass",
@@ -76,6 +78,7 @@ __all__ = [
     "sink_cat_after_pointwise",
     "split_cat_again_pass",
     "torch_spelling",
+    "unlike_values",
     "use_matmul_fuse_lce_replace_first_LCE",
     "use_matmul_lce_replace_normal_LCE",
     "use_triton_dot_compress",

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ferrite.runtime.code_memory import kernels_done
 from ferrite.runtime.cuda import compile as triton_compiler
 
 MAX_WORKERS = 8
@@ -122,6 +123,7 @@ class Workers:
                 if (place := take()) is None:
                     break
                 found[place] = compiled(requests[place])
+                kernels_done(len(found), len(requests))
         return [found[place] if place in found else compiled(requests[place]) for place in range(len(requests))]
 
 
