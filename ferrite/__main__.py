@@ -1,4 +1,4 @@
-"""`python -m ferrite COMMAND`: doctor, demo, compile, report, diff, bisect, tune, options, ops, cache; --help for each."""
+"""`python -m ferrite COMMAND`: doctor, demo, compile, report, diff, bisect, tune, options, ops, cache. See --help."""
 
 from __future__ import annotations
 
