@@ -209,7 +209,11 @@ CASES = {
 }
 
 
-SLOW = {"a transformer, of any size"}
+SLOW = {
+    "a transformer, of any size",
+    "a transformer, random numbers by counter",
+    "small, random numbers by counter, of any size",
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in CASES])

@@ -136,7 +136,7 @@ def reshaped(x):
     )
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     "layout", ["one dimension of several", "a column", "a part of one", "nothing", "channels last"]
 )
@@ -374,7 +374,7 @@ WITH_CHANNELS = {
 }
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("layout", WITH_CHANNELS)
 def test_concatenations(layout: str, dynamic: bool) -> None:
     assert_same_as_eager(concatenated, lambda: [WITH_CHANNELS[layout]()], dynamic=dynamic)

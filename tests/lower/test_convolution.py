@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[Any]]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("executor", ["native", "interpreter"])
+@pytest.mark.parametrize("executor", ["native", pytest.param("interpreter", marks=pytest.mark.slow)])
 def test_values_and_gradients_are_eager_s(name, executor):
     fn, make = CASES[name]
     assert_same_as_eager(fn, make, backward=True, terms=9.0, options=INTERPRETER if executor == "interpreter" else {})

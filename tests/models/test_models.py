@@ -122,7 +122,7 @@ def test_decoding_with_cross_attention_cache_matches_eager(architecture: Archite
     assert_matches_eager(architecture, decode)
 
 
-@pytest.mark.parametrize("architecture", cases(["bert", "llama"], slow={"bert"}))
+@pytest.mark.parametrize("architecture", cases(["bert", "llama", "distilbert"], slow={"bert", "llama"}))
 def test_one_dynamic_graph_serves_every_length(architecture: Architecture) -> None:
     @torch.no_grad()
     def forward(model: Any, call: Callable[..., Any]) -> dict[str, Any]:

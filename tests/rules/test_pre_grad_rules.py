@@ -108,7 +108,9 @@ def test_it_does_not_fire_and_says_why(name, case):
 
 
 @since(2, 13)  # before, fake values of products settle symbolic sizes, and the stage leaves such graphs alone
-@pytest.mark.parametrize(("name", "case"), cases("examples", "near_misses", others=slow))
+@pytest.mark.parametrize(
+    ("name", "case"), [*cases("examples", others=slow), *cases("near_misses", first=slow, others=slow)]
+)
 def test_symbolic_sizes_add_no_guard(name, case):
     before = captured(case.function, case.make_inputs(), symbolic=True)
     after = before.copy()

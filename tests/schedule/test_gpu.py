@@ -107,8 +107,12 @@ FUNCTIONS = {
 }
 
 
+# On the small one every kernel has several blocks and ragged ends.
+MACHINES = [pytest.param(MACHINE, marks=pytest.mark.slow), TINY]
+
+
 @needs_triton
-@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize("machine", MACHINES, ids=["large", "tiny"])
 @pytest.mark.parametrize("name", FUNCTIONS, ids=lambda name: name.replace(" ", "-"))
 def test_a_function_computes_what_eager_does(name, machine):
     function, inputs = FUNCTIONS[name]
@@ -137,7 +141,7 @@ RUNS = {
 
 
 @needs_triton
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", RUNS, ids=lambda name: name.replace(" ", "-"))
 def test_long_scans_in_pieces(name, dynamic, monkeypatch):
     monkeypatch.setattr(profit, "MAX_POINTS_OF_ONE_PROGRAM", 0)
@@ -177,7 +181,7 @@ SORTED = {
 
 
 @needs_triton
-@pytest.mark.parametrize("machine", [pytest.param(MACHINE, marks=pytest.mark.slow), TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize("machine", MACHINES, ids=["large", "tiny"])
 @pytest.mark.parametrize("name", SORTED, ids=lambda name: name.replace(" ", "-"))
 def test_short_rows_are_sorted_by_kernels(name, machine):
     function, inputs = SORTED[name]
@@ -220,7 +224,7 @@ COMPLEX = {
 
 
 @needs_triton
-@pytest.mark.parametrize("machine", [MACHINE, TINY], ids=["large", "tiny"])
+@pytest.mark.parametrize("machine", MACHINES, ids=["large", "tiny"])
 @pytest.mark.parametrize("name", COMPLEX, ids=lambda name: name.replace(" ", "-"))
 def test_complex_numbers_are_pairs(name, machine):
     function, inputs = COMPLEX[name]

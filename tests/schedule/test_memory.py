@@ -256,7 +256,7 @@ def test_memory_that_is_still_needed_is_not_taken(fn):
     ids=lambda fn: fn.__name__,
 )
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("fuse", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_what_is_taken_over_is_right(fn, fuse, dynamic):
     torch.manual_seed(0)
     x, w = torch.randn(48, 64, dtype=torch.float64), torch.randn(64, 64, dtype=torch.float64) / 8
