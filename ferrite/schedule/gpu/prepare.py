@@ -11,6 +11,7 @@
 - Small tables are computed again by their readers: see `small_tables`.
 - What reads a matrix product of our own goes over its rows (`loops.product_readers`); sums of one with few elements are
   made in pieces, which another kernel adds up.
+- Gradients of attention are those of rows, and those of keys: see `attention`.
 - Products of torch are written into their part of a concatenation, where that is aligned: see `loops.out_products`.
 """
 
@@ -53,6 +54,7 @@ from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan
 from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.gpu import long_scans, sorts
+from ferrite.schedule.gpu.attention import with_apart_gradients
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.complex_parts import with_complex_parts
 from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of
@@ -78,6 +80,7 @@ MAX_MEASURE = 1e18  # of what deviations are counted from: sums of larger ones w
 
 def prepare(program: Program, machine: GpuMachine, device: str, tuned: Tuned) -> Program:
     program = with_out_products(program, device, is_quick_part)
+    program = with_apart_gradients(program, device)
     program = with_whole_rows(program, is_product)
     program = with_small_tables_recomputed(program, device)
     program = with_complex_parts(program, device)
