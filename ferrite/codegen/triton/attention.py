@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -23,12 +23,20 @@ from ferrite.ir import ZERO, Axis, Const, Expr, Local, Number, Op, Param, cast, 
 from ferrite.ir.kernel import Attend, Store
 from ferrite.ir.program import Attention, BlockList, Destination
 
-if TYPE_CHECKING:
-    from ferrite.codegen.triton.statements import Printer
-
 LOG2_E = 1.4426950408889634
 MIN_SIDE = 16  # of blocks that matrix units multiply
 NOTHING = 'float("-inf")'
+
+
+class Printer(Protocol):
+    """What prints the statements around."""
+
+    module: Module
+    types: dict[str, torch.dtype]  # of pointers
+
+    def store(self, store: Store, scope: Scope) -> None: ...
+
+    def number(self, axis: Axis, text: str) -> None: ...
 
 
 def print_attention(printer: Printer, statement: Attend, scope: Scope) -> None:
