@@ -21,10 +21,10 @@ sides=[16, 16]):
         v5: i64 = index(m)
         v6: i64 = index(n)
         v7: b8 = ge(v5, v6)
-        v8: i32 = count[m//16]
-        v9: i32 = place[m//16, j0]
-        v10: i32 = full_count[m//16]
-        v11: i32 = full_place[m//16, j1]
+        v8: i32 = count[m // 16]
+        v9: i32 = place[m // 16, j0]
+        v10: i32 = full_count[m // 16]
+        v11: i32 = full_place[m // 16, j1]
         key_blocks(v8, v9)
         key_blocks(v10, v11, whole=True)
         out[b, g + 2*h, m, e], lse[b, g + 2*h, m], _ = attended(v0, v1, v2, v4, v7)

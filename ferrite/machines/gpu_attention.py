@@ -42,6 +42,9 @@ class AttentionMachine:
         (256, AttentionBlocks(16, 16, warps=4, stages=1)),
     )
 
+    # Keys that a program has at least, where several share those of a row. Not measured.
+    min_piece_keys: int = 256
+
     def blocks(self, itemsize: int, width: int, backward: bool, by_keys: bool) -> AttentionBlocks:
         table = self.results if not backward else self.key_gradients if by_keys else self.row_gradients
         if itemsize > 2:

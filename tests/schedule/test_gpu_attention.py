@@ -32,7 +32,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:return_lse is deprecated"),
 ]
 SMALL = ((256, AttentionBlocks(16, 16, warps=4, stages=2)),)  # so that a few rows and keys are several blocks
-TINY = replace(MACHINE, attention=AttentionMachine(SMALL, SMALL, SMALL, SMALL))
+TINY = replace(MACHINE, attention=AttentionMachine(SMALL, SMALL, SMALL, SMALL, min_piece_keys=1 << 20))
+DECODING = replace(TINY, multiprocessors=4, attention=AttentionMachine(SMALL, SMALL, SMALL, SMALL, min_piece_keys=32))
 MADE: list[tuple[LoweredProgram, Plan]] = []
 
 
@@ -305,3 +306,46 @@ def test_through_the_compiler_to_machine_code(processor, fresh_compiler, monkeyp
     mine, right = (torch.autograd.grad(each, inputs, outer) for each in (found, wanted))
     torch.testing.assert_close(mine, right, rtol=5e-2, atol=5e-2)
     assert not ferrite.last_compile().eager_calls
+
+
+# --- few rows ---------------------------------------------------------------------------------------------------------
+
+
+def pieces() -> list[str]:
+    """Kernels of attention, by how many programs share the keys of a row."""
+    launches = [launch for _, plan in MADE for launch in plan.launches]
+    found = [each.operation for one in launches for each in walk(one.kernel.body) if isinstance(each, Attend)]
+    return [str(each.axes[2].extent) if len(each.axes) > 2 else "1" for each in found]
+
+
+def test_few_rows_share_their_keys(monkeypatch):
+    monkeypatch.setattr("tests.schedule.test_gpu_attention.TINY", DECODING)
+    assert_as_eager(lambda q, k, v: flex_attention(q, k, v, return_lse=True), qkv(1, 70), gradients=False)
+    assert pieces() == ["2"]
+    assert_as_eager(lambda q, k, v: flex_attention(q, k, v), qkv(3, 96), gradients=False)
+    assert pieces() == ["3"]
+
+
+def test_heads_with_the_same_keys_are_rows_of_one_block(monkeypatch):
+    monkeypatch.setattr("tests.schedule.test_gpu_attention.TINY", DECODING)
+    place, bias = torch.tensor([49, 61]), random(8)
+
+    def fn(q, k, v, place):
+        mask = create_block_mask(lambda b, h, m, n: n <= place[b] + m, 2, None, 2, 70, device="cpu", BLOCK_SIZE=16)
+        score = lambda s, b, h, m, n: s + bias[h] * m  # noqa: E731
+        return flex_attention(q, k, v, score_mod=score, block_mask=mask, enable_gqa=True)
+
+    inputs = [random(2, 8, 2, 16), random(2, 2, 70, 16), random(2, 2, 70, 16), place]
+    assert_as_eager(fn, inputs, gradients=False)
+    assert pieces() == ["2"]
+    (launch,) = [
+        each for _, plan in MADE for each in plan.launches if any(isinstance(x, Attend) for x in walk(each.kernel.body))
+    ]
+    (attend,) = [each for each in walk(launch.kernel.body) if isinstance(each, Attend)]
+    assert str(attend.operation.rows.extent) == "8"
+
+
+def test_many_rows_do_not(monkeypatch):
+    monkeypatch.setattr("tests.schedule.test_gpu_attention.TINY", replace(DECODING, multiprocessors=1))
+    assert_as_eager(lambda q, k, v: flex_attention(q, k, v), qkv(1, 70), gradients=False)
+    assert pieces() == ["1"]
