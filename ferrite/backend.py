@@ -61,6 +61,7 @@ from ferrite.targets import (
     Targets,
     Tuner,
     UncompiledOperations,
+    attention_on,
     buildable,
     executable_of,
     random_threads,
@@ -284,7 +285,7 @@ def compile_passed(
     while True:
         with compilation.stage("lower"):
             try:
-                lowered = lower_graph(graph, here, known_threads)
+                lowered = lower_graph(graph, here, known_threads, attention_on(here))
             except NotLowered as refused:  # a number that Python alone computes, and it does so between operators
                 return compilation.left_in_eager(graph, before + passes, refused.refusal)
             if options.strict:

@@ -24,7 +24,7 @@ from ferrite.lower.memory import dense_strides
 from ferrite.lower.probes import IN_EAGER
 from ferrite.lower.scalars import read
 from ferrite.lower.stores import write_into
-from ferrite.lower.table import COMPOSED, how_lowered, lowering_of
+from ferrite.lower.table import COMPOSED, OTHERWISE, how_lowered, lowering_of
 from ferrite.lower.value import Box, Value, whole
 
 aten = torch.ops.aten
@@ -44,7 +44,8 @@ def apply(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str, A
         changed = {access.buffer for added in ctx.operations[mark:] for access in writes(added)} & names
         if changed:
             raise HalfLowered(f"{target} had written {changed} when it gave up: {refused}") from refused
-        return settled(ctx, eager_call(ctx, target, args, kwargs, out, refused.refusal.reason), out)
+        reason = "; ".join(filter(None, [refused.refusal.reason, ctx.because]))
+        return settled(ctx, eager_call(ctx, target, args, kwargs, out, reason), out)
     finally:
         ctx.out, ctx.operator = before
 
@@ -58,11 +59,18 @@ def choose(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str, 
     if ctx.assumes_sizes:
         raise NotLowered("torch assumes a size of its result that data decides")
     if ctx.node is not None and IN_EAGER in ctx.node.meta and ctx.node.target is target:
+        if target in OTHERWISE:
+            return taken_apart(ctx, target, args, kwargs, out, ctx.node.meta[IN_EAGER])
         raise NotLowered(ctx.node.meta[IN_EAGER])
     why_not = reason_for_no_loop(args, kwargs, out) or misforecast(target, operand_layouts(ctx, args, kwargs))
     if why_not:
         raise NotLowered(why_not)
     lower = lowering_of(target)
+    if lower is not None and target in OTHERWISE:
+        try:
+            return call_lowering(ctx, lower, target, args, kwargs)
+        except NotLowered as refused:
+            return taken_apart(ctx, target, args, kwargs, out, refused.refusal.reason)
     if lower is not None:
         return call_lowering(ctx, lower, target, args, kwargs)
     if kind == "in place":
@@ -148,7 +156,7 @@ def settled(ctx: Builder, result: Any, out: Any) -> Any:
 
 def compose(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
     """Run torch's decomposition on pictures of the tensors, lowering every operator it calls."""
-    function = COMPOSED.get(target) or torch_operators.decomposition(target)
+    function = COMPOSED.get(target) or OTHERWISE.get(target) or torch_operators.decomposition(target)
     if function is None:
         raise NotLowered("torch has no decomposition of it")
     seen = Seen(ctx.numbers)
@@ -164,6 +172,17 @@ def compose(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str,
     if result is NotImplemented:
         raise NotLowered("its decomposition does not cover this case")
     return seen.values_of(result)
+
+
+def taken_apart(
+    ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, reason: str
+) -> Any:
+    """An operator whose lowering refuses, by the function that it has for that; calls in it say why."""
+    before, ctx.because = ctx.because, f"{str(target).removeprefix('higher_order.')} is no kernel: {reason}"
+    try:
+        return compose(ctx, target, args, kwargs, out)
+    finally:
+        ctx.because = before
 
 
 def deciding_nothing(ctx: Builder, mode: Any) -> AbstractContextManager[None]:

@@ -39,7 +39,7 @@ class Builder:
 
     `kernels_on`: types of devices that kernels can be made for. `random_threads`: of GPUs whose kernels can make
     eager's random numbers (see `cuda_random`). `outer`: the builder of the graph that this one is a part of;
-    sizes, objects and bodies are the same for both.
+    sizes, objects and bodies are the same for both. `attention_on`: types of devices on which attention is a kernel.
     """
 
     def __init__(
@@ -48,8 +48,10 @@ class Builder:
         kernels_on: Container[str] = CPU,
         outer: Builder | None = None,
         random_threads: RandomThreads = no_threads,
+        attention_on: Container[str] = (),
     ) -> None:
         self.kernels_on = kernels_on
+        self.attention_on: Container[str] = attention_on if outer is None else outer.attention_on
         self.random_threads = random_threads
         self.sizes: Sizes = Sizes() if outer is None else outer.sizes
         self.objects: dict[str, Any] = {} if outer is None else outer.objects
@@ -76,6 +78,7 @@ class Builder:
         self.out: Any = None
         self.operator: Any = None
         self.composing = False  # whether a decomposition is running
+        self.because = ""  # of one, why it is: a reason for the calls in it
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 

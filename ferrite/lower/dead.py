@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ferrite.ir import Index, Symbol
 from ferrite.ir.program import (
+    Attention,
     Bind,
     Operation,
     Program,
@@ -25,7 +26,7 @@ from ferrite.ir.program import (
 
 def without_unused_targets(operation: Operation, used: Callable[[str], bool]) -> Operation:
     """Of several results (a greatest element and its place), those that somebody reads."""
-    if not isinstance(operation, Reduce | Scan | Sort):
+    if not isinstance(operation, Reduce | Scan | Sort | Attention):
         return operation
     destinations = tuple(
         destination if destination is not None and used(destination.buffer) else None

@@ -17,14 +17,14 @@ import torch
 
 from ferrite.ir import ZERO, Expr, Index, IndexValue, Load, contiguous_strides, rewrite_loads
 from ferrite.ir.program import (
+    Attention,
     Buffer,
     Compute,
     Destination,
     DeviceCopy,
+    LoopOperation,
     Operation,
     Program,
-    Reduce,
-    Scan,
     Sort,
     reads,
     writes,
@@ -47,7 +47,7 @@ class _Operands:
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         written = [self.buffers[access.buffer] for access in writes(operation)]
-        if isinstance(operation, Compute | Reduce | Scan | Sort) and written:
+        if isinstance(operation, LoopOperation) and written:
             device = written[0].device
             apart = {name for access in reads(operation) if self.buffers[name := access.buffer].device != device}
             new = {}
@@ -76,7 +76,7 @@ class _Operands:
         return name
 
 
-def reading(operation: Compute | Reduce | Scan | Sort, new: dict[str, str]) -> Operation:
+def reading(operation: LoopOperation, new: dict[str, str]) -> Operation:
     """The same operation on other buffers."""
 
     def load(old: Load) -> Expr:
@@ -101,5 +101,7 @@ def reading(operation: Compute | Reduce | Scan | Sort, new: dict[str, str]) -> O
             return replace(operation, stores=tuple(stores))
         case Sort():
             return replace(operation, keys=tuple(map(value, operation.keys)))
+        case Attention():
+            return operation.rebuilt(value)
     values, destinations = tuple(map(value, operation.values)), tuple(map(destination, operation.destinations))
     return replace(operation, values=values, destinations=destinations)

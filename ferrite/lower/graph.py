@@ -31,12 +31,16 @@ class LoweredProgram:
 
 
 def lower_graph(
-    graph: CapturedGraph, kernels_on: Container[str] = CPU, random_threads: RandomThreads = no_threads
+    graph: CapturedGraph,
+    kernels_on: Container[str] = CPU,
+    random_threads: RandomThreads = no_threads,
+    attention_on: Container[str] = (),
 ) -> LoweredProgram:
     """`kernels_on`: types of devices that kernels can be made for; on others every operator is a call.
-    `random_threads`: of GPUs whose kernels can make eager's random numbers."""
+    `random_threads`: of GPUs whose kernels can make eager's random numbers. `attention_on`: types of devices on which
+    attention with functions of the user is a kernel."""
     about = graph.gm, graph.kind.value, graph.donated_inputs, graph.output_strides
-    return lower_module(*about, kernels_on, random_threads)
+    return lower_module(*about, kernels_on, random_threads, attention_on)
 
 
 def call_instead(graph: torch.fx.Graph, reasons: Mapping[str, str]) -> bool:
@@ -76,8 +80,9 @@ def lower_module(
     output_strides: Sequence[Any] | None = None,
     kernels_on: Container[str] = CPU,
     random_threads: RandomThreads = no_threads,
+    attention_on: Container[str] = (),
 ) -> LoweredProgram:
     correct_forecasts(gm)
-    builder = Builder(gm.graph, kernels_on, random_threads=random_threads)
+    builder = Builder(gm.graph, kernels_on, random_threads=random_threads, attention_on=attention_on)
     program = Walk(gm, builder, donated, output_strides).run(name)
     return LoweredProgram(program, builder.objects)

@@ -25,6 +25,7 @@ Function = TypeVar("Function", bound=Lower)
 LOWERED: dict[Any, Lower] = {}
 LOWERED_BY_NAME: dict[str, Lower] = {}  # by name: operators that torch defines when it first needs them
 COMPOSED: dict[Any, Lower | None] = {}
+OTHERWISE: dict[Any, Lower] = {}  # what a lowered operator is taken apart by where its lowering refuses
 EAGER: dict[Any, str] = {}
 
 
@@ -37,11 +38,14 @@ def _put(table: dict[Any, Any], operators: tuple[Any, ...], entry: Any) -> None:
             table[each] = entry
 
 
-def lowers(*operators: Any) -> Callable[[Function], Function]:
-    """Mark a function as the lowering of operators: `f(ctx, *args)`, arguments as the schema has them."""
+def lowers(*operators: Any, otherwise: Callable[[Any], Lower] | None = None) -> Callable[[Function], Function]:
+    """Mark a function as the lowering of operators: `f(ctx, *args)`, arguments as the schema has them. `otherwise`: for
+    an operator, the function of tensors by which it is taken apart where the lowering refuses; else it is a call."""
 
     def mark(function: Function) -> Function:
         _put(LOWERED, operators, function)
+        if otherwise is not None:
+            OTHERWISE.update({operator: otherwise(operator) for operator in operators})
         return function
 
     return mark

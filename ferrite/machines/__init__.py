@@ -2,7 +2,7 @@
 
     cpu             processors: caches, vectors, threads, tiles; what calls of torch cost
     beside_torch    where kernels of our own are as fast as those of the libraries that torch has
-    gpu             GPUs
+    gpu             GPUs; gpu_attention: how attention is arranged there
 
 A number about a machine is a field here, with its measurement beside it, and nowhere else a constant. Passes and
 lowering, which have a device and no target, ask `machine_of` (or `host_machine` and `gpu_machine`, where the device is
@@ -20,6 +20,7 @@ from ferrite.machines.beside_torch import (
 )
 from ferrite.machines.cpu import NEOVERSE_N1, XEON, Machine
 from ferrite.machines.gpu import H200, GpuMachine, MatrixSpeeds
+from ferrite.machines.gpu_attention import AttentionBlocks, AttentionMachine
 from ferrite.machines.known import MACHINES, AnyMachine, gpu_machine, host_machine, machine_of
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "UNMEASURED",
     "XEON",
     "AnyMachine",
+    "AttentionBlocks",
+    "AttentionMachine",
     "BesideArmComputeLibrary",
     "BesideMkl",
     "BesideTorch",

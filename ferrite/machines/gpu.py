@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ferrite.machines.gpu_attention import ATTENTION_BLOCKS, AttentionMachine
 from ferrite.tune import ProductConfig
 
 
@@ -177,6 +178,7 @@ class GpuMachine:
     # What is added up in one piece of a matrix product at least, where another kernel adds the pieces up. Not measured.
     min_piece_summed: int = 512
     products: ProductBlocks = PRODUCT_BLOCKS
+    attention: AttentionMachine = ATTENTION_BLOCKS
     # Rows of one factor, up to which a program has all of them, and computes what little makes an element of the other
     # factor where it reads it: so many loads and additions. Not measured.
     max_factor_readers: int = 64

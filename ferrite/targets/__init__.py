@@ -1,6 +1,6 @@
 """Devices that ferrite compiles for: one file is one device's way through the compiler, behind lowering."""
 
-from ferrite.targets.choose import Targets, buildable, reason_against_gpus, targets_for
+from ferrite.targets.choose import Targets, attention_on, buildable, reason_against_gpus, targets_for
 from ferrite.targets.executable import (
     Refusing,
     UncompiledOperations,
@@ -23,6 +23,7 @@ __all__ = [
     "Tuner",
     "UncompiledOperations",
     "Watcher",
+    "attention_on",
     "buildable",
     "executable_of",
     "random_threads",

@@ -11,7 +11,7 @@ from ferrite.errors import layout, warn_user
 from ferrite.options import Options
 from ferrite.runtime.cuda import CudaError, libcuda
 from ferrite.targets.cpu import CPU, INTERPRETER
-from ferrite.targets.cuda import CUDA
+from ferrite.targets.cuda import CUDA, CudaTarget
 from ferrite.targets.target import Target
 
 OLDEST_CAPABILITY = (8, 0)
@@ -27,6 +27,11 @@ def targets_for(options: Options, devices: Collection[str] = ("cpu",)) -> Target
         return {}
     found: dict[str, Target] = {"cuda": CUDA} if "cuda" in devices and cuda_is_here() else {}
     return found if found and "cpu" not in devices else {"cpu": CPU, **found}
+
+
+def attention_on(targets: Targets) -> frozenset[str]:
+    """The types of devices on which attention with functions of the user is a kernel of our own."""
+    return frozenset(device for device, target in targets.items() if isinstance(target, CudaTarget))
 
 
 def buildable(targets: Targets) -> Targets:

@@ -15,6 +15,7 @@ from ferrite.ir.kernel import laws
 from ferrite.ir.kernel.laws import verify_kernel
 from ferrite.ir.kernel.nodes import Kernel, Let, Loop, Pointer, State, Store
 from ferrite.ir.kernel.parse import parse_kernel
+from tests.attention_text import KERNEL as ATTENTION
 from tests.loop_kernels import LINEAR_SCAN, changed, text
 from tests.triton_kernels import SORTED_ROWS
 
@@ -130,6 +131,7 @@ BROKEN = {
     "problems of a kernel for no GPU": ("K11", small("for i in", "problems = [[8]]\n    for i in")),
     "a problem with too many sizes": ("K11", small("for i in", "warps = 1\n    problems = [[8, 8]]\n    for i in")),
     "a problem beyond the bounds": ("K11", small("for i in", "warps = 1\n    problems = [[8], [65]]\n    for i in")),
+    "attention beside its rows": ("K12", ATTENTION.replace("for m in", "for i in")),
     "a tile of any size": ("K10", SMALL.replace("symbol(1, 64)", "symbol(1, None)")),
 }
 

@@ -36,6 +36,8 @@ from ferrite.ir.program.nodes import (
     Wait,
     While,
 )
+from ferrite.ir.program.parse import parse
+from tests.attention_text import PROGRAM as ATTENTION
 from tests.loop_programs import BF16, BOOL, F32, I64, PROGRAMS, at, buffer, i0, i1, s0
 
 pytestmark = pytest.mark.quick
@@ -354,6 +356,8 @@ BROKEN = {
             outputs=(),
         ),
     ),
+    # attention: more of it in test_attention.py
+    "attention without a second parameter has one": ("P17", parse(ATTENTION.replace("param(0)", "param(1)"))),
 }
 
 

@@ -63,6 +63,19 @@ _helper("""
 """)
 
 _helper("""
+    def larger(left, right):
+        return tl.maximum(left, right)
+""")
+_helper("""
+    def smaller(left, right):
+        return tl.minimum(left, right)
+""")
+_helper("""
+    def added(left, right):
+        return left + right
+""")
+
+_helper("""
     def atomic_add_half(pointer, value, mask):
         # rounded at every step, as eager's; Triton's interpreter has none of 16 bits
         tl.atomic_add(pointer, value, mask=mask, sem="relaxed")

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from ferrite.graph import HALVES
 from ferrite.ir import Cast, Expr, Local, data_of, indices_of
-from ferrite.ir.kernel import Accumulate, Kernel, Let, indices_in, values_of, walk
+from ferrite.ir.kernel import Accumulate, Attend, Kernel, Let, indices_in, values_of, walk
 
 
 def all_are_rounded(kernel: Kernel) -> bool:
-    """Whether a kernel for a GPU writes floats of 16 bits, and no others."""
+    """Whether a kernel for a GPU writes floats of 16 bits, and no others. Scores of attention are exponents, though: a
+    small error of one is no small error of its weight."""
+    if any(isinstance(statement, Attend) for statement in walk(kernel.body)):
+        return False
     written = [item.dtype for item in kernel.pointers if item.access != "read" and item.dtype.is_floating_point]
     return kernel.warps > 0 and bool(written) and all(dtype in HALVES for dtype in written)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from ferrite.codegen.triton.attention import print_attention
 from ferrite.codegen.triton.barriers import Barriers
 from ferrite.codegen.triton.grid import MAX_BLOCK_ELEMENTS, Spread, block_limit, spread_loops
 from ferrite.codegen.triton.grouped import print_choice
@@ -40,6 +41,7 @@ from ferrite.ir import (
 )
 from ferrite.ir.kernel import (
     Accumulate,
+    Attend,
     Kernel,
     Let,
     Loop,
@@ -76,6 +78,7 @@ class Printer:
         self.module.once = frozenset(item.name for item in kernel.pointers if item.once)
         self.states = Accumulators(self.module)
         self.barriers = Barriers(kernel)
+        self.types = {item.name: item.dtype for item in kernel.pointers}
         self.stated = kernel.warps > 0  # the kernel says what its blocks are
         self.changing = {item.name for item in kernel.pointers if item.access == "both"}
 
@@ -187,6 +190,8 @@ class Printer:
                 self.store(statement, scope)
             case When():
                 self.when(statement, scope)
+            case Attend():
+                print_attention(self, statement, scope)
             case Prefetch():
                 pass  # so many programs run at once that memory is never waited for alone
 

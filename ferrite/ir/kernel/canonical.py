@@ -17,6 +17,7 @@ from ferrite.ir.index.algebra import Atom, Index, axis, symbol
 from ferrite.ir.index.substitution import substitute
 from ferrite.ir.kernel.nodes import (
     Accumulate,
+    Attend,
     Kernel,
     Let,
     Loop,
@@ -28,6 +29,7 @@ from ferrite.ir.kernel.nodes import (
     Update,
     When,
 )
+from ferrite.ir.program.nodes import Attention, Destination
 
 Body = tuple[Statement, ...]
 EVEN = 16
@@ -96,9 +98,21 @@ class _Names:
             case Prefetch():
                 buffer = self.names.get(statement.buffer, statement.buffer)
                 return Prefetch(buffer, tuple(map(self.index, statement.coordinates)))
+            case Attend():
+                return replace(statement, operation=self.attention(statement))
             case When():
                 return When(self.expr(statement.condition), self.body(statement.body))
         raise TypeError(f"no statement: {statement!r}")
+
+    def attention(self, statement: Attend) -> Attention:
+        for depth, old in enumerate(statement.inner, self.depth):
+            extent = self.index(old.extent)
+            self.atoms[old] = axis(f"i{depth}" if self.by_depth else self.new("i"), extent)
+
+        def destination(old: Destination) -> Destination:
+            return Destination(self.names.get(old.buffer, old.buffer), tuple(map(self.index, old.coordinates)))
+
+        return statement.operation.rebuilt(self.expr, lambda old: self.atoms.get(old, old), destination)  # type: ignore[arg-type, return-value]
 
     def state(self, state: State) -> State:
         return replace(state, names=tuple(self.give(name, "a") for name in state.names))

@@ -13,14 +13,28 @@ from typing import Any
 
 import torch
 
-from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Load, Local, Masked, Op, Param, Random
-from ferrite.ir.expr_interpret import out_of_bounds
-from ferrite.ir.index.algebra import Atom, Index
-from ferrite.ir.index.substitution import evaluate
+from ferrite.ir.expr import (
+    Cast,
+    Const,
+    Data,
+    Expr,
+    IndexValue,
+    Load,
+    Local,
+    Masked,
+    Op,
+    Param,
+    Random,
+    rewrite_indices,
+)
+from ferrite.ir.expr_interpret import Points, out_of_bounds
+from ferrite.ir.index.algebra import ONE, Atom, Axis, Index, axis
+from ferrite.ir.index.substitution import evaluate, substitute
 from ferrite.ir.kernel.nodes import (
     INDEPENDENT,
     OWN,
     Accumulate,
+    Attend,
     Kernel,
     Let,
     Loop,
@@ -32,6 +46,8 @@ from ferrite.ir.kernel.nodes import (
     Update,
     When,
 )
+from ferrite.ir.program.attention_interpret import attention_results
+from ferrite.ir.program.nodes import Destination
 from ferrite.ir.random import random_numbers
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.states import STATES
@@ -178,6 +194,8 @@ class _Run(_Scalars):
                 self.store(statement)
             case Prefetch():
                 pass
+            case Attend():
+                self.attend(statement)
             case When(condition=condition):
                 if bool(self.value(condition)):
                     self.block(statement.body)
@@ -234,6 +252,25 @@ class _Run(_Scalars):
         partial.parts[part] = combined = partial.combined(partial.parts[part], values)
         if self.depth == partial.depth:
             self.names.update(zip(state.names, combined, strict=True))
+
+    def attend(self, statement: Attend) -> None:
+        """As in a program, with axes around that have one place: the one at hand."""
+        here = {each: axis(each.name, ONE) for each in statement.outer}
+        places: dict[Atom, Index] = {each: one + self.atoms[each] for each, one in here.items()}
+        operation = statement.operation.rebuilt(
+            lambda old: rewrite_indices(old, places),
+            lambda old: here.get(old, old),
+            lambda old: Destination(old.buffer, tuple(substitute(at, places) for at in old.coordinates)),
+        )
+        sizes = {atom: value for atom, value in self.atoms.items() if not isinstance(atom, Axis)}
+        found = attention_results(
+            operation, lambda axes, params: Points(axes, sizes, self.memory.__getitem__, params=params)
+        )
+        for number, (target, result) in enumerate(zip(operation.destinations, found, strict=True)):
+            if target is not None and result is not None:
+                points = Points(operation.result_axes(number), sizes, self.memory.__getitem__)
+                tensor = self.memory[target.buffer]
+                points.store(tensor, target.coordinates, result.to(tensor.dtype), "set")
 
     def store(self, store: Store) -> None:
         value = self.value(store.value)

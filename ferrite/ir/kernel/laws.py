@@ -18,6 +18,8 @@ K9   iterations of independent loops do not store to the same element, unless at
      with j below 64
 K10  a tile has a largest size, known now; what is read or written is inside of it, but for reads that a mask guards
 K11  a grouped kernel is for a GPU; every problem has a number for each size, within its bounds; no index is checked
+K12  attention stands in loops over its axes, and over its rows or keys, and keeps P17; its blocks on a GPU are powers
+     of two that divide the sides of blocks in lists; all loops around say where its results go
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from ferrite.ir.kernel.nodes import (
     INDEPENDENT,
     OWN,
     Accumulate,
+    Attend,
     Kernel,
     Let,
     Loop,
@@ -53,6 +56,7 @@ from ferrite.ir.kernel.nodes import (
     indices_in,
     nodes_in,
 )
+from ferrite.ir.program.attention_laws import check_attention
 from ferrite.ir.states import STATES
 from ferrite.ir.types import is_integer, short
 
@@ -134,6 +138,9 @@ class _Check:
         self.scope = around
 
     def statement(self, statement: Statement) -> None:
+        if isinstance(statement, Attend):
+            self.attend(statement)
+            return
         self.indices(statement)
         self.values(statement)
         match statement:
@@ -187,7 +194,8 @@ class _Check:
     def values(self, statement: Statement) -> None:
         guarded = self.guarded(statement)
         for item in nodes_in(statement):
-            problem = f"{item} has no value here" if isinstance(item, Param) else wrong_type(item)
+            is_unknown = isinstance(item, Param) and not isinstance(statement, Attend)
+            problem = f"{item} has no value here" if is_unknown else wrong_type(item)
             if problem:
                 raise InvalidProgram("K5", f"{problem}, in {type(statement).__name__}")
             for index in indices_of(item):
@@ -250,6 +258,37 @@ class _Check:
         self.block(loop.body)
         self.loops.pop()
         self.scope = around
+
+    def attend(self, statement: Attend) -> None:
+        one, loops = statement.operation, {loop.axis: loop for loop in self.loops}
+        check_attention(one, "K12")
+        if not set(statement.outer) <= loops.keys():
+            raise InvalidProgram("K12", f"no loops over {statement.outer} around attention")
+        if any(each in loops for each in statement.inner):
+            raise InvalidProgram("K12", "a loop over an axis of attention itself")
+        if one.gradients is not None and one.destinations[0] is not None and any(one.destinations[1:]):
+            raise InvalidProgram("K12", "gradients of rows and of keys in one loop")
+        mine, sides = loops[statement.outer[-1]].lanes, one.block_sides
+        sides = sides[::-1] if statement.is_by_keys else sides
+        for lanes, side in zip((mine, statement.lanes), sides, strict=True):
+            if self.blocks and (lanes < 1 or lanes & (lanes - 1) or (one.lists and side % lanes)):
+                raise InvalidProgram("K12", f"{lanes} lanes of attention in blocks of {side}")
+        before = list(self.loops)
+        self.loops += [Loop(each, "serial", ()) for each in statement.inner]
+        for index in indices_in(statement):
+            self.index(index)
+        self.values(statement)
+        for target in one.destinations:
+            if target is None:
+                continue
+            memory = self.accessed(target.buffer, target.coordinates)
+            if not memory.writes:
+                raise InvalidProgram("K3", f"{target.buffer} is written, but does not say so")
+            used = {atom for index in target.coordinates for atom in index.atoms}
+            for loop in before:
+                if loop.axis not in used and loop.axis.high != 0:
+                    raise InvalidProgram("K12", f"{target.buffer} is stored at one place for every {loop.axis}")
+        self.loops = before
 
     def accumulate(self, statement: Accumulate) -> None:
         depth = len(self.loops)

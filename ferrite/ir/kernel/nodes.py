@@ -10,6 +10,7 @@
               | Store(buffer, coordinates, value, mode, atomic)  mode: set, or how to combine with what is there
               | When(condition, body)                            only where it holds
               | Prefetch(buffer, coordinates)                    what lies there is read soon
+              | Attend(operation, lanes, copies)                 attention of one row, or gradients of one key
     state     = State(kind, names, dtypes, combine)              kind: a row of `ferrite.ir.states`, or "own"
     expr      = those of `ferrite.ir.expr`, with Local(name) for what Let and Accumulate name
 
@@ -43,6 +44,10 @@ Meaning
 - Data in an index is a gather or scatter. It is checked: outside 0 <= value < extent the kernel stops and reports which
   of its checks failed, in the order of `checks`. Under a mask only lanes that count are checked.
 - A prefetch does nothing but, on some machines, save time. Its place may be outside of the memory.
+- Attention (`ferrite.ir.program.nodes.Attention`, with coordinates of pointers) stands in loops over its axes, its
+  group and its rows, and does one row: `lanes` keys at a time, of which `copies` blocks are under way at once. Where
+  gradients of keys and values are wanted it stands in loops over its axes and its keys, and does one key, `lanes` rows
+  at a time.
 - A store that is `atomic` may meet others at the same element at the same time.
 - A sort is one block: its lanes hold all that is sorted. Longer sorts, calls and collectives are not kernels.
 
@@ -74,7 +79,7 @@ import torch
 
 from ferrite.ir.expr import Const, Data, Expr, Op, data_of, indices_of, nodes_of
 from ferrite.ir.index.algebra import TEXT, Axis, Index, Symbol
-from ferrite.ir.program.nodes import NOWHERE, Mode, Origin
+from ferrite.ir.program.nodes import NOWHERE, Attention, Mode, Origin
 from ferrite.ir.scalar import STOPPING
 from ferrite.ir.types import is_integer
 
@@ -167,7 +172,30 @@ class Prefetch:
     coordinates: tuple[Index, ...]
 
 
-Statement = Loop | Scratch | Let | Accumulate | Update | Store | When | Prefetch
+@dataclass(frozen=True)
+class Attend:
+    operation: Attention
+    lanes: int = 1
+    copies: int = 1
+
+    @property
+    def is_by_keys(self) -> bool:
+        """Whether it does one key, not one row."""
+        return self.operation.gradients is not None and self.operation.destinations[0] is None
+
+    @property
+    def outer(self) -> tuple[Axis, ...]:
+        """The axes of loops around."""
+        one = self.operation
+        return (*one.axes, one.keys) if self.is_by_keys else (*one.axes, one.group, one.rows)
+
+    @property
+    def inner(self) -> tuple[Axis, ...]:
+        """The axes of its own."""
+        return tuple(each for each in self.operation.all_axes if each not in self.outer)
+
+
+Statement = Loop | Scratch | Let | Accumulate | Update | Store | When | Prefetch | Attend
 
 
 @dataclass(frozen=True)
@@ -215,6 +243,8 @@ def values_of(statement: Statement) -> tuple[Expr, ...]:
             return (value,)
         case Update(values=values):
             return values
+        case Attend(operation=operation):
+            return operation.values
     return ()
 
 
@@ -227,6 +257,9 @@ def indices_in(statement: Statement) -> tuple[Index, ...]:
             return sizes
         case Store(coordinates=coordinates) | Prefetch(coordinates=coordinates):
             return coordinates
+        case Attend(operation=operation):
+            wanted = [each for each in operation.destinations if each is not None]
+            return (*(each.extent for each in statement.inner), *(at for each in wanted for at in each.coordinates))
     return ()
 
 

@@ -12,6 +12,7 @@ from ferrite.ir.kernel.nodes import (
     OWN,
     Access,
     Accumulate,
+    Attend,
     Kernel,
     Let,
     Loop,
@@ -25,8 +26,9 @@ from ferrite.ir.kernel.nodes import (
     Update,
     When,
 )
+from ferrite.ir.program.attention_text import AttentionReader
 from ferrite.ir.program.nodes import Mode
-from ferrite.ir.program.read import Reader, Source
+from ferrite.ir.program.read import Source
 from ferrite.ir.states import STATES
 
 KINDS, MODES, ACCESSES = get_args(LoopKind), get_args(Mode), get_args(Access)
@@ -39,7 +41,7 @@ def parse_kernel(text: str) -> Kernel:
     return KernelReader(source).kernel(source.one_function())
 
 
-class KernelReader(Reader):
+class KernelReader(AttentionReader):
     def kernel(self, function: ast.FunctionDef) -> Kernel:
         body, pointers = list(function.body), dict[str, Pointer]()
         names = [item.arg for item in function.args.args]
@@ -99,6 +101,8 @@ class KernelReader(Reader):
         match node:
             case ast.For(target=ast.Name(id=name), iter=ast.Call() as call, orelse=[]):
                 return self.loop(name, call, node.body)
+            case ast.With(items=[ast.withitem(context_expr=ast.Call(func=ast.Name(id="attention")) as call)]):
+                return self.attend(call, node.body)
             case ast.With(items=items) if all(isinstance(item.context_expr, ast.Call) for item in items):
                 return self.accumulate(items, node.body)
             case ast.If(test=test, orelse=[]):
@@ -134,6 +138,16 @@ class KernelReader(Reader):
         inside = self.block(body)
         self.axes = around
         return Loop(found, kind, inside, *counts)  # type: ignore[arg-type]
+
+    def attend(self, call: ast.Call, body: list[ast.stmt]) -> Attend:
+        around = dict(self.axes)
+        numbers = {word.arg: word.value for word in call.keywords if word.arg in ("lanes", "copies")}
+        lanes, copies = (
+            self.literal(numbers[word], int, "a number") if word in numbers else 1 for word in ("lanes", "copies")
+        )
+        operation = self.attention(call, body)
+        self.axes = around
+        return Attend(operation, lanes, copies)
 
     def accumulate(self, items: list[ast.withitem], body: list[ast.stmt]) -> Accumulate:
         states = {state.names[0]: state for state in map(self.state, items)}

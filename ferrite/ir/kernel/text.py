@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 
 from ferrite.ir.kernel.nodes import (
     Accumulate,
+    Attend,
     Kernel,
     Let,
     Loop,
@@ -39,6 +40,7 @@ from ferrite.ir.kernel.nodes import (
     When,
     walk,
 )
+from ferrite.ir.program.attention_text import attention_text
 from ferrite.ir.program.spelling import Values, prefix_beside
 from ferrite.ir.program.text import INDENT, block, comment
 from ferrite.ir.types import short
@@ -92,6 +94,8 @@ def names_in(kernel: Kernel) -> Iterator[str]:
                 yield axis.name
             case Scratch(name=name) | Let(name=name):
                 yield name
+            case Attend():
+                yield from (each.name for each in statement.inner)
             case Accumulate(states=states):
                 yield from (name for state in states for name in state.names)
 
@@ -140,6 +144,10 @@ class _Statements:
                 return [head, *(INDENT + line for line in self.block(statement.body) or ["pass"])]
             case Prefetch():
                 return [f"prefetch({values.element(statement.buffer, statement.coordinates)})"]
+            case Attend():
+                word, inside = attention_text(statement.operation, values)
+                numbers = f"lanes={statement.lanes}, copies={statement.copies}"
+                return block(f"{word.removesuffix(')')}, {numbers})", inside, "")
         raise TypeError(f"no text for {type(statement).__name__}")
 
     def store(self, store: Store, values: Values) -> str:

@@ -12,10 +12,12 @@ from ferrite.ir.expr_interpret import Points
 from ferrite.ir.index.algebra import Atom, Axis, Index, Symbol
 from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.program import arguments as host
+from ferrite.ir.program.attention_interpret import attention_results
 from ferrite.ir.program.lifetimes import Frees, frees
 from ferrite.ir.program.nodes import (
     Allocate,
     Assert,
+    Attention,
     Bind,
     Buffer,
     Call,
@@ -155,6 +157,8 @@ class Interpreter:
                 self.scan(operation)
             case Sort():
                 self.sort(operation)
+            case Attention():
+                self.attention(operation)
             case Call():
                 self.call(operation)
             case Template() | Collective() | Wait() | UserKernel():
@@ -230,6 +234,15 @@ class Interpreter:
         keys, order = torch.sort(first, dim=along, descending=operation.descending, stable=operation.stable)
         moved = [other.gather(along, order) for other in others]
         self.write(operation.axes, operation.destinations, (keys, *moved, order))
+
+    def attention(self, operation: Attention) -> None:
+        device = self.device(operation.destinations)
+        found = attention_results(
+            operation, lambda axes, params: Points(axes, self.symbols, self.tensor, device, params)
+        )
+        for number, (destination, result) in enumerate(zip(operation.destinations, found, strict=True)):
+            if result is not None:
+                self.write(operation.result_axes(number), [destination], [result])
 
     def write(
         self, axes: Sequence[Axis], destinations: Sequence[Destination | None], results: Sequence[torch.Tensor]

@@ -16,6 +16,8 @@ P13  reductions, scans and sorts are known, and take and give as many values as 
 P14  operands fit the inputs of a sub-program, results its outputs; the sub-program keeps the laws
 P15  between a collective and its wait, nobody writes what it reads, nor touches what it writes
 P16  what is asked of a buffer fits it: one element for an item or predicate, i64 for seeds, equal ends of a copy
+P17  parts of attention differ along the axes that they may, scores are added up in 32 or 64 bits, blocks have sides;
+     gradients of keys have lists of rows, where there are lists
 """
 
 from __future__ import annotations

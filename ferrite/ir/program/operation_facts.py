@@ -13,6 +13,7 @@ from ferrite.ir.program.arguments import Ref
 from ferrite.ir.program.nodes import (
     Allocate,
     Assert,
+    Attention,
     Bind,
     Call,
     CallArgument,
@@ -77,7 +78,7 @@ def expressions(operation: Operation) -> tuple[Expr, ...]:
     match operation:
         case Compute():
             return tuple(store.value for store in operation.stores)
-        case Reduce() | Scan():
+        case Reduce() | Scan() | Attention():
             return operation.values
         case Sort():
             return operation.keys
@@ -116,11 +117,13 @@ def axes_of(operation: Operation) -> tuple[Axis, ...]:
             return operation.axes
         case Reduce():
             return (*operation.axes, *operation.reduced)
+        case Attention():
+            return operation.all_axes
     return ()
 
 
 def destinations_of(operation: Operation) -> tuple[Destination, ...]:
-    if isinstance(operation, Reduce | Scan | Sort):
+    if isinstance(operation, Reduce | Scan | Sort | Attention):
         return tuple(destination for destination in operation.destinations if destination is not None)
     return tuple(Destination(store.buffer, store.coordinates) for store in stores_of(operation))
 
@@ -188,7 +191,7 @@ def is_read(program: Program, item: object) -> bool:
 def writes(operation: Operation) -> tuple[Access, ...]:
     """What an operation writes, results and buffers it changes."""
     found = {Access(store.buffer, store.coordinates, store.mode): None for store in stores_of(operation)}
-    if isinstance(operation, Reduce | Scan | Sort):
+    if isinstance(operation, Reduce | Scan | Sort | Attention):
         found.update(
             {Access(destination.buffer, destination.coordinates): None for destination in destinations_of(operation)}
         )

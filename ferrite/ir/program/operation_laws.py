@@ -10,9 +10,11 @@ from ferrite.ir.expr import Expr, Load, Local, Param, indices_of, nodes_of
 from ferrite.ir.expr_laws import is_narrow, wrong_data, wrong_type
 from ferrite.ir.index.algebra import ZERO, Axis, Index, Symbol
 from ferrite.ir.invalid import InvalidProgram
+from ferrite.ir.program.attention_laws import check_attention
 from ferrite.ir.program.nodes import (
     ASSERTED,
     Assert,
+    Attention,
     Bind,
     Buffer,
     DeviceCopy,
@@ -41,6 +43,8 @@ def check_operation(operation: Operation, buffers: Buffers) -> None:
     _values(operation, nodes, buffers)
     if isinstance(operation, Reduce | Scan | Sort):
         _arity(operation)
+    if isinstance(operation, Attention):
+        check_attention(operation)
     _fits(operation, buffers)
 
 
@@ -56,7 +60,7 @@ def _axes(operation: Operation, nodes: list[Expr]) -> None:
     if isinstance(operation, Scan | Sort) and operation.along not in axes:
         raise InvalidProgram("P6", f"{operation.along} is no axis of the {_word(operation)}")
     outer = frozenset(operation.axes if isinstance(operation, Reduce) else axes)
-    for destination in destinations_of(operation):
+    for destination in () if isinstance(operation, Attention) else destinations_of(operation):
         for index in destination.coordinates:
             _uses(index, outer, operation)
     for item in nodes:
@@ -72,7 +76,8 @@ def _uses(index: Index, axes: frozenset[Axis], operation: Operation) -> None:
 
 def _values(operation: Operation, nodes: list[Expr], buffers: Buffers) -> None:
     for item in nodes:
-        problem = f"{item} has no value here" if isinstance(item, Param | Local) else wrong_type(item)
+        is_unknown = isinstance(item, Local) or (isinstance(item, Param) and not isinstance(operation, Attention))
+        problem = f"{item} has no value here" if is_unknown else wrong_type(item)
         if problem:
             raise InvalidProgram("P8", f"{problem}, in {_word(operation)}")
         if isinstance(item, Load) and item.dtype != buffers[item.buffer].dtype:

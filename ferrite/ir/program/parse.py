@@ -11,6 +11,7 @@ import torch
 from ferrite.ir.expr import Expr
 from ferrite.ir.index.algebra import ZERO, Axis, Index, Symbol, axis
 from ferrite.ir.program import arguments as host
+from ferrite.ir.program.attention_text import AttentionReader
 from ferrite.ir.program.nodes import (
     ASSERTED,
     Allocate,
@@ -57,7 +58,7 @@ def parse(text: str) -> Program:
     return ProgramReader(source).program(source.one_function())
 
 
-class ProgramReader(CallReader):
+class ProgramReader(CallReader, AttentionReader):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self.opaque: set[str] = set()
@@ -190,6 +191,8 @@ class ProgramReader(CallReader):
     def block(self, call: ast.Call, body: list[ast.stmt]) -> Operation:
         word, args, keywords = self.call(call, "an operation")
         match word, args:
+            case "attention", _:
+                return self.attention(call, body)
             case "compute", []:
                 axes = self.open(keywords)
                 return Compute(axes, tuple(self.stores(body)))
@@ -210,6 +213,7 @@ class ProgramReader(CallReader):
                 values, destinations = self.results(body, "sorted")
                 return Sort(axes, one, values, destinations, **flags)
         forms = "compute(i0=8), reduce(kind, axes(), over()), scan(name, axes(), along()), sort(axes(), along())"
+        forms += ", attention(...)"
         raise self.unexpected(call, forms)
 
     def open(self, extents: dict[str, ast.expr]) -> tuple[Axis, ...]:

@@ -23,10 +23,12 @@ from collections.abc import Iterator, Sequence
 from ferrite.ir.expr import Expr
 from ferrite.ir.index.algebra import Axis, Index, Number, Symbol
 from ferrite.ir.program import arguments as host
+from ferrite.ir.program.attention_text import attention_text
 from ferrite.ir.program.line_text import expression_text as expression_text
 from ferrite.ir.program.nodes import (
     Allocate,
     Assert,
+    Attention,
     Bind,
     Buffer,
     Call,
@@ -144,6 +146,9 @@ class _ProgramText:
                 flags = flags_text(descending=operation.descending, stable=operation.stable)
                 head = f"sort(axes({axes_text(operation.axes)}), along({axes_text([operation.along])}){flags})"
                 return self.loop(head, "sorted", operation.keys, operation.destinations, note)
+            case Attention():
+                head, lines = attention_text(operation, self.values)
+                return block(head, lines, note)
         before, statement = self.statement(operation)
         return [*before, *self.values.take(), statement + note]
 

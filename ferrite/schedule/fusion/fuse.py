@@ -14,6 +14,7 @@ from ferrite.errors import Refusal
 from ferrite.ir import Symbol
 from ferrite.ir.program import (
     Assert,
+    Attention,
     Compute,
     LoopOperation,
     Operation,
@@ -107,7 +108,7 @@ class Order:
 
     def fuse_or_append(self, operation: Operation, needed: set[int]) -> int:
         """The place of the item that the operation is part of now."""
-        if not isinstance(operation, Compute | Reduce | Scan):
+        if not isinstance(operation, Compute | Reduce | Scan | Attention):
             return self.append(operation)
         device = self.device_of(operation)
         scheduling = self.schedulings.get(device_type(device))

@@ -13,7 +13,18 @@ import torch
 from ferrite.errors import Refusal
 from ferrite.ir import Axis, Index, Number, axis, rewrite_indices, substitute
 from ferrite.ir.kernel import keeps_apart
-from ferrite.ir.program import Buffer, Compute, Destination, LoopOperation, Reduce, Scan, Store, axes_of, cost
+from ferrite.ir.program import (
+    Attention,
+    Buffer,
+    Compute,
+    Destination,
+    LoopOperation,
+    Reduce,
+    Scan,
+    Store,
+    axes_of,
+    cost,
+)
 from ferrite.schedule.fusion.accesses import (
     UNKNOWN_EXTENT,
     BufferTable,
@@ -136,6 +147,13 @@ def with_indices(
             return replace(
                 operation, axes=renamed(operation.axes), along=along, values=values, destinations=destinations
             )
+        case Attention():
+            names = dict(zip(operation.all_axes, renamed(operation.all_axes), strict=True))
+            return operation.rebuilt(
+                lambda value: rewrite_indices(value, new),
+                lambda each: names[each],
+                lambda old: Destination(old.buffer, tuple(map(index, old.coordinates))),
+            )
     raise TypeError(f"{type(operation).__name__} is no loop that is scheduled")
 
 
@@ -159,6 +177,8 @@ def free_axes(
             return frozenset(operation.axes)
         case Scan():
             return frozenset(operation.axes) - {operation.along}
+        case Attention():
+            return frozenset(operation.axes)
     axes = frozenset(axes_of(operation))
     for access in accesses:
         if access.writes:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from ferrite.ir import Axis, Expr, Index, Interned, Load, Number, Product, Sum, Symbol, nodes_of
 from ferrite.ir.kernel import Kernel, canonical, verify_kernel
-from ferrite.ir.program import Compute, Destination, Reduce, Scan, Store, roots_of
+from ferrite.ir.program import Attention, Compute, Destination, Reduce, Scan, Store, roots_of
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.steps import device_type
@@ -117,9 +117,13 @@ class Signature:
                 return Reduce, reduced, operation.kind, self.results(operation)
             case Scan():
                 return Scan, self.index(operation.along), operation.combine, self.results(operation)
+            case Attention():
+                about = operation.block_sides, [each.whole for each in operation.key_blocks]
+                rows = [each.whole for each in operation.row_blocks], operation.gradients is None
+                return Attention, repr((about, rows)), self.results(operation)
         raise TypeError(f"{type(operation).__name__} is no loop that is scheduled")
 
-    def results(self, operation: Reduce | Scan) -> Hashable:
+    def results(self, operation: Reduce | Scan | Attention) -> Hashable:
         values = tuple(self.places[value] for value in operation.values)
         return values, tuple(
             None if destination is None else self.destination(destination) for destination in operation.destinations

@@ -18,7 +18,19 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from ferrite.ir import Axis, Index, Number, axis, symbol
-from ferrite.ir.kernel import MASK_MULTIPLE, Kernel, Let, Loop, Statement, Store, When, checks, verify_kernel, walk
+from ferrite.ir.kernel import (
+    MASK_MULTIPLE,
+    Attend,
+    Kernel,
+    Let,
+    Loop,
+    Statement,
+    Store,
+    When,
+    checks,
+    verify_kernel,
+    walk,
+)
 from ferrite.machines import GpuMachine
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
@@ -122,7 +134,7 @@ class Grouping:
         return self.forms[id(kernel.body)]
 
     def new_form(self, kernel: Kernel) -> Form | None:
-        if kernel.sizes or checks(kernel):
+        if kernel.sizes or checks(kernel) or any(isinstance(each, Attend) for each in walk(kernel.body)):
             return None
         loops = loops_of(kernel)
         if loops is None:

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 from ferrite.ir import ONE, Axis, Index, Load, Random, data_of
 from ferrite.ir.kernel import Kernel, Loop, Pointer, Scratch, Statement, Store, inner, nodes_in, walk
+from ferrite.ir.program import Attention
 from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import BufferTable, axes_in, likely, step_of, upper_estimate
 from ferrite.schedule.fusion.groups import Group, bytes_about
 from ferrite.schedule.fusion.nests import Nest, nests_of
+from ferrite.schedule.gpu.attention import attention_kernel
 from ferrite.schedule.gpu.blocks import elements_of, warps_for, whole_elements, whole_lanes
 from ferrite.schedule.gpu.flat import MAX_STEP, flat, is_strided
 from ferrite.schedule.gpu.kept_columns import KeptColumns, can_keep_columns, row_axes
@@ -38,6 +40,8 @@ def build(
     group: Group, inside: tuple[str, ...], buffer_table: BufferTable, machine: GpuMachine, tuned: Tuned
 ) -> BuiltKernel:
     """The kernel of a group; `inside`: storages that nothing else touches."""
+    if isinstance(group.members[0].operation, Attention):
+        return attention_kernel(group, buffer_table, machine)
     if is_product(group.members[0].operation):
         return product_kernel(group, inside, buffer_table, machine, tuned)
     scatter = is_scatter(group)

@@ -11,6 +11,8 @@
 - Small tables are computed again by their readers: see `small_tables`.
 - What reads a matrix product of our own goes over its rows (`loops.product_readers`); sums of one with few elements are
   made in pieces, which another kernel adds up.
+- Attention of few rows is made in pieces, which another kernel makes one: see `attention_pieces`.
+- Gradients of attention are those of rows, and those of keys: see `attention`.
 - Products of torch are written into their part of a concatenation, where that is aligned: see `loops.out_products`.
 """
 
@@ -49,10 +51,12 @@ from ferrite.ir import (
     op,
     rewrite_indices,
 )
-from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, axes_of
+from ferrite.ir.program import Attention, Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, axes_of
 from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.gpu import long_scans, sorts
+from ferrite.schedule.gpu.attention import refused, with_apart_gradients
+from ferrite.schedule.gpu.attention_pieces import pieces_of, with_heads_as_rows, with_shared_keys
 from ferrite.schedule.gpu.blocks import power_below, whole_elements
 from ferrite.schedule.gpu.complex_parts import with_complex_parts
 from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of
@@ -78,6 +82,7 @@ MAX_MEASURE = 1e18  # of what deviations are counted from: sums of larger ones w
 
 def prepare(program: Program, machine: GpuMachine, device: str, tuned: Tuned) -> Program:
     program = with_out_products(program, device, is_quick_part)
+    program = with_apart_gradients(program, device)
     program = with_whole_rows(program, is_product)
     program = with_small_tables_recomputed(program, device)
     program = with_complex_parts(program, device)
@@ -101,9 +106,26 @@ class GpuPreparation(Preparation):
         self.machine, self.tuned = machine, tuned
         self.cut_already: list[Operation] = []  # what makes pieces, or adds them up
 
+    def attention(self, operation: Attention) -> Iterator[Operation]:
+        """In the rows that a program has, and in pieces where there are too few of them."""
+        if refused(operation) is not None:
+            yield operation
+            return
+        together = with_heads_as_rows(operation, self.machine)
+        pieces = pieces_of(together, self.machine)
+        if pieces == 1:
+            yield together
+            return
+        part = functools.partial(self.part, operation)
+        for each in with_shared_keys(together, pieces, part, lambda name: self.buffers[name].dtype):
+            yield from [each] if isinstance(each, Attention) else self.rewritten(each)
+
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
         if isinstance(operation, Compute) and (store := self.narrow_sum(operation)) is not None:
             yield from self.widened(operation, store)
+            return
+        if isinstance(operation, Attention) and self.is_here(operation):
+            yield from self.attention(operation)
             return
         if isinstance(operation, Sort) and self.is_here(operation) and sorts.is_short(operation, self.machine):
             yield from sorts.in_registers(operation, self.buffers, functools.partial(self.part, operation))

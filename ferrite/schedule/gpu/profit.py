@@ -6,7 +6,7 @@ import math
 
 from ferrite.errors import Refusal
 from ferrite.ir import Axis
-from ferrite.ir.program import Reduce, Scan
+from ferrite.ir.program import Attention, Reduce, Scan
 from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points
 from ferrite.schedule.fusion.groups import Group
@@ -21,6 +21,8 @@ MAX_POINTS_OF_ONE_PROGRAM = 1 << 14  # so little work that one program does it a
 
 def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: GpuMachine) -> Refusal | None:
     """Why the two together would run slower than one after the other."""
+    if any(isinstance(each.operation, Attention) for each in (group.members[0], member)):
+        return Refusal("attention is a kernel of its own")
     if any(is_product(each.operation) for each in (group.members[0], member)):
         return reason_apart(group, member, rows)
     members = [*group.members, member]

@@ -13,6 +13,7 @@ from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member
+from ferrite.schedule.gpu import attention
 from ferrite.schedule.gpu.grouping import Grouping
 from ferrite.schedule.gpu.kernels import build
 from ferrite.schedule.gpu.neighbours import alike
@@ -47,7 +48,7 @@ class GpuScheduling:
     def refuses(self, operation: Operation) -> Refusal | None:
         if isinstance(operation, Scan) and not has_state(operation):
             return Refusal(f"no state for the scan {operation.combine.name}")
-        return self.unsupported(operation) or refused(operation)
+        return self.unsupported(operation) or refused(operation) or attention.refused(operation)
 
     def prepared(self, program: Program) -> Program:
         return prepare(program, self.machine, self.device, self.tuned)

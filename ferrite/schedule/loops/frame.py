@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ferrite.ir import Load, Symbol, indices_of, symbols_in
-from ferrite.ir.kernel import Pointer, Store, indices_in, nodes_in, walk
+from ferrite.ir.kernel import Attend, Pointer, Store, indices_in, nodes_in, walk
 from ferrite.schedule.loops.axes import Body
 from ferrite.schedule.loops.statements import Statements
 
@@ -23,6 +23,8 @@ def pointers_of(made: Statements, body: Body) -> tuple[Pointer, ...]:
 def memory_of(body: Body) -> set[str]:
     """The names of all memory that statements read or write."""
     found = {statement.buffer for statement in walk(body) if isinstance(statement, Store)}
+    attended = [each.operation for each in walk(body) if isinstance(each, Attend)]
+    found |= {each.buffer for one in attended for each in one.destinations if each is not None}
     return found | {item.buffer for statement in walk(body) for item in nodes_in(statement) if isinstance(item, Load)}
 
 

@@ -33,7 +33,19 @@ from ferrite.ir import (
     op,
     rewrite_indices,
 )
-from ferrite.ir.program import Buffer, Compute, Destination, Mode, Operation, Program, Reduce, Scan, Sort, Store
+from ferrite.ir.program import (
+    Attention,
+    Buffer,
+    Compute,
+    Destination,
+    Mode,
+    Operation,
+    Program,
+    Reduce,
+    Scan,
+    Sort,
+    Store,
+)
 from ferrite.schedule.fusion.accesses import BufferTable, likely_points, upper_estimate
 from ferrite.schedule.fusion.members import member_of
 
@@ -86,7 +98,7 @@ class Preparation(ABC):
     def split(self, operation: Reduce) -> Iterator[Reduce]:
         """A reduction in pieces, where too few would share it."""
 
-    def is_here(self, operation: Reduce | Scan | Sort) -> bool:
+    def is_here(self, operation: Reduce | Scan | Sort | Attention) -> bool:
         names = [destination.buffer for destination in operation.destinations if destination is not None]
         return any(self.buffers[name].device.type == self.device for name in names)
 
@@ -195,7 +207,9 @@ class Preparation(ABC):
         """Memory for one result at every point that is not reduced."""
         return self.part(operation, dtype, (*extra, *operation.axes))
 
-    def part(self, operation: Reduce | Scan | Sort, dtype: torch.dtype, axes: tuple[Axis, ...]) -> Destination:
+    def part(
+        self, operation: Reduce | Scan | Sort | Attention, dtype: torch.dtype, axes: tuple[Axis, ...]
+    ) -> Destination:
         """Memory for one value at every point of these axes, where the results of an operation are."""
         sizes = tuple(item.extent for item in axes)
         device = next(
