@@ -13,7 +13,7 @@ WITHOUT_GPU := CUDA_VISIBLE_DEVICES= $(PYTEST)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-all test-gpu bench docs format clean
+.PHONY: help demo test check test-all test-gpu test-browser bench docs format clean
 
 help:  ## list the commands
 	@echo "make COMMAND, where COMMAND is one of"
@@ -50,6 +50,10 @@ test-all: $(READY)  ## also the long sweeps
 
 test-gpu: $(READY)  ## the tests that need a GPU
 	$(PYTEST) -m gpu
+
+test-browser: $(READY)  ## the page of a report in a real browser: needs chromium and chromium-driver
+	@$(PIP) --no-build-isolation --editable '.[browser]'
+	$(WITHOUT_GPU) -m browser -rs tests/reports
 
 bench: $(READY)  ## measure for a few minutes, and draw bench/results/short/
 	$(BIN)/python -m bench

@@ -29,7 +29,7 @@ def page(record: dict[str, Any]) -> str:
 
 
 def part(name: str) -> str:
-    return resources.files("ferrite.reports").joinpath("page", name).read_text(encoding="utf-8")
+    return resources.files("ferrite.reports").joinpath("template", name).read_text(encoding="utf-8")
 
 
 def digest(script: str) -> str:

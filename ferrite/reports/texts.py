@@ -152,6 +152,9 @@ def nodes_by_buffer(program: Program, known: Callable[[Iterable[str]], Nodes]) -
     for operation in program.operations:
         for access in writes(operation):
             found[access.buffer] = found.get(access.buffer, EMPTY) | known(operation.origin.nodes)
+    for buffer in program.buffers:  # a view is of what its memory is of
+        if buffer.name not in found:
+            found[buffer.name] = found.get(buffer.storage, EMPTY)
     return found
 
 

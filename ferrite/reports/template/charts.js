@@ -90,28 +90,29 @@ function memorySection(main) {
     main.append(card("Memory", el("p", {}, memory && memory.peak !== null ? `At most ${bytesText(memory.peak)} beyond the inputs; eager ${bytesText(memory.eager)}.` : "Sizes are known only when it runs, or this graph has no plan.")));
     return;
   }
-  const peakStep = memory.by_step.indexOf(Math.max(...memory.by_step));
+  const peakStep = memory.by_step.reduce((best, bytes, step) => bytes > memory.by_step[best] ? step : best, 0);
   if (memoryStep < 0 || memoryStep >= memory.by_step.length) memoryStep = peakStep;
   const holders = memory.held.filter((each) => each.first <= memoryStep && each.last >= memoryStep).sort((one, other) => (one.within ? 1 : 0) - (other.within ? 1 : 0) || other.bytes - one.bytes);
-  const most = Math.max(...holders.map((each) => each.bytes), 1);
+  const most = holders.reduce((greatest, each) => Math.max(greatest, each.bytes), 1);
   const choose = (step) => { memoryStep = Math.max(0, Math.min(memory.by_step.length - 1, step)); changed({ section: true }); };
   main.append(el("div", { class: "facts" },
     el("div", { class: "fact" }, el("b", {}, bytesText(memory.peak)), el("span", {}, "at the peak, beyond the inputs")),
     el("div", { class: "fact" }, el("b", {}, bytesText(memory.eager)), el("span", {}, "eager's peak")),
     el("div", { class: "fact" }, el("b", {}, `${memoryStep}`), el("span", {}, memoryStep === peakStep ? "the step of the peak" : "the step looked at"))),
-  card("Bytes over the steps", memoryChart(memory, peakStep, choose), el("p", { class: "dim" }, "Click a step, or move with the arrow keys while the picture has the focus.")),
+  card("Bytes over the steps", memoryChart(memory, peakStep, choose), el("p", { class: "dim" }, "Click a step, or move with the arrow keys while the picture has the focus. Below zero: inputs that nobody else holds are freed as well.")),
   el("div", { style: { height: "14px" } }),
   card(`Who holds what at step ${memoryStep}: ${memory.steps[memoryStep]}`, table(["memory", "made by", "#bytes", "from step", "", "line"], holders.slice(0, 300).map((each) => [
     [el("span", { class: "mono" }, each.name), each.within ? el("span", { class: "dim" }, ` in ${each.within}`) : null], el("span", { class: "mono" }, each.what), bytesText(each.bytes), `${each.first} to ${each.last}`, el("div", { class: "bar", style: { width: `${Math.max(2, (140 * Math.max(0, each.bytes)) / most)}px` } }), placeButton(each.place)]), "Nothing beyond the inputs.")));
 }
 
 function memoryChart(memory, peakStep, choose) {
-  const width = 1000, height = 240, count = memory.by_step.length, most = Math.max(...memory.by_step, memory.eager || 0, 1);
-  const x = (step) => 60 + (step * (width - 80)) / Math.max(1, count), y = (bytes) => 14 + (1 - bytes / most) * (height - 44);
+  const width = 1000, height = 240, count = memory.by_step.length, most = memory.by_step.reduce((one, other) => Math.max(one, other), memory.eager || 1), least = memory.by_step.reduce((one, other) => Math.min(one, other), 0);
+  const x = (step) => 60 + (step * (width - 80)) / Math.max(1, count), y = (bytes) => 14 + (1 - (bytes - least) / (most - least)) * (height - 44);
   let path = `M${x(0)} ${y(0)}`;
   memory.by_step.forEach((bytes, step) => { path += ` L${x(step)} ${y(bytes)} L${x(step + 1)} ${y(bytes)}`; });
   path += ` L${x(count)} ${y(0)} Z`;
-  const lines = [0, 0.25, 0.5, 0.75, 1].map((part) => [svg("line", { class: "axis", x1: 60, x2: width - 20, y1: y(part * most), y2: y(part * most) }), svg("text", { x: 54, y: y(part * most) + 4, "text-anchor": "end" }, bytesText(part * most))]);
+  const marks = [0, 0.25, 0.5, 0.75, 1].map((part) => part * most).concat(least < -most / 20 ? [least] : []);
+  const lines = marks.map((bytes) => [svg("line", { class: "axis", x1: 60, x2: width - 20, y1: y(bytes), y2: y(bytes) }), svg("text", { x: 54, y: y(bytes) + 4, "text-anchor": "end" }, bytesText(bytes))]);
   const chart = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": "bytes held over the steps" },
     lines, svg("path", { class: "area", d: path }),
     memory.eager ? [svg("line", { class: "eager", x1: 60, x2: width - 20, y1: y(memory.eager), y2: y(memory.eager) }), svg("text", { x: width - 22, y: y(memory.eager) - 4, "text-anchor": "end" }, "eager's peak")] : null,

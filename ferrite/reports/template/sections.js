@@ -19,7 +19,7 @@ function overviewSection(main) {
     fact(kernels.toLocaleString("en"), "kernels launched"),
     fact(calls.toLocaleString("en"), "calls of torch"),
     fact(rewrites.toLocaleString("en"), "rewrites"),
-    fact(bytesText(peak), "peak memory", eager ? `eager ${bytesText(eager)}` : ""),
+    fact(bytesText(peak), eager ? `peak memory, eager ${bytesText(eager)}` : "peak memory"),
     fact(secondsText(seconds), "to compile"),
     record.breaks.length ? fact(record.breaks.length, "graph breaks") : null,
   ));

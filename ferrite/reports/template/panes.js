@@ -31,8 +31,9 @@ class Listing {
     this.lines.addEventListener("scroll", () => this.draw());
     this.lines.addEventListener("keydown", (event) => this.key(event));
     this.space.addEventListener("click", (event) => {
-      const row = event.target.closest(".row");
-      if (row) { this.cursor = Number(row.dataset.place); this.choose(); }
+      if (String(window.getSelection())) return; // somebody marks text
+      const place = Math.floor((event.clientY - this.space.getBoundingClientRect().top) / LINE);
+      if (place >= 0 && place < source.count) { this.cursor = place; this.choose(); }
     });
     this.ruler.addEventListener("click", (event) => {
       const part = event.offsetY / this.ruler.clientHeight;
@@ -69,6 +70,9 @@ class Listing {
     const { source } = this;
     const first = Math.max(0, Math.floor(this.lines.scrollTop / LINE) - 10);
     const last = Math.min(source.count, first + Math.ceil((this.lines.clientHeight || 400) / LINE) + 20);
+    if (this.drawn && this.drawn.join() === [first, last, this.cursor].join() && this.drawnLit === this.lit) return;
+    this.drawn = [first, last, this.cursor];
+    this.drawnLit = this.lit;
     const rows = [];
     for (let place = first; place < last; place += 1) {
       const kind = source.kind ? source.kind(place) : "";

@@ -72,7 +72,7 @@ function placeButton(number, withText) {
   const place = record.places[number];
   if (!place) return el("span", { class: "dim" }, "–");
   const text = withText && place.text ? `${placeText(number)}  ${place.text}` : placeText(number);
-  return el("button", { class: "place", title: place.text, onclick: (event) => { event.stopPropagation(); showPlace(number); } }, text);
+  return el("button", { class: withText ? "place long" : "place", title: place.text, onclick: (event) => { event.stopPropagation(); showPlace(number); } }, text);
 }
 
 const placeButtons = (numbers) => numbers.slice(0, 3).flatMap((each, place) => [place ? ", " : "", placeButton(each)]);
