@@ -4,6 +4,7 @@
     ferrite.compile(model, strict=True)          # the same, with options as keywords
     ferrite.freeze(model.eval())                 # for inference: parameters become constants
     print(ferrite.last_compile())                # what was compiled, and what runs in eager and why
+    print(ferrite.explain(model, x))             # what takes the time, and what to try
 
 Importing this package loads neither LLVM nor the compiler itself; the first compilation does.
 """
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ferrite import passes
     from ferrite.api import compile, freeze
     from ferrite.debug import explain_cache, last_compile, recent_compiles
+    from ferrite.explanation import explain
     from ferrite.passes import why
     from ferrite.pipeline import graph_pass
 
@@ -37,6 +39,7 @@ __all__ = [
     "UserError",
     "__version__",
     "compile",
+    "explain",
     "explain_cache",
     "freeze",
     "graph_pass",
@@ -51,6 +54,7 @@ __all__ = [
 _LAZY = {
     "compile": "ferrite.api",
     "freeze": "ferrite.api",
+    "explain": "ferrite.explanation",
     "explain_cache": "ferrite.debug.cache",
     "graph_pass": "ferrite.pipeline",
     "passes": "ferrite.passes",

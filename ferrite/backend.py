@@ -35,7 +35,17 @@ from ferrite.capture import (
 )
 from ferrite.codegen import Executable, Recording, named_objects, verify_host
 from ferrite.collector import garbage_waits
-from ferrite.debug import Compilation, Dump, DumpFolder, GraphRecord, as_data, from_data, partition_record, plan_record
+from ferrite.debug import (
+    Compilation,
+    Dump,
+    DumpFolder,
+    GraphRecord,
+    as_data,
+    from_data,
+    kernel_names,
+    partition_record,
+    plan_record,
+)
 from ferrite.errors import FerriteError, NotLowered, Refusal, warn_user
 from ferrite.graph import Places, note_autocast, users_in_order
 from ferrite.ir.program import Program, verify_program
@@ -63,6 +73,7 @@ from ferrite.targets import (
     buildable,
     executable_of,
     random_threads,
+    ranges_of,
     recorders_of,
     recording_for,
     runs_of,
@@ -253,9 +264,10 @@ def compile_passed(
         executable, objects, data = from_entry(artifact, places)
         recorders = recorders_of(executable, targets)
         compilation.record.recordings += [recorder.counts for recorder in recorders]
-        in_eager = run_in_eager(graph.gm)
-        function = load_host(executable.source, runs_of(executable, targets), objects, recorders, in_eager)
-        return function, from_data(data, places, graph.kind.value, executable.source.commented)
+        in_eager, runs = run_in_eager(graph.gm), runs_of(executable, targets)
+        record = from_data(data, places, graph.kind.value, executable.source.commented)
+        ranges = ranges_of(executable, targets, runs, functools.partial(kernel_names, record.kernels))
+        return load_host(executable.source, runs, objects, recorders, in_eager, ranges), record
 
     with compilation.stage("cache"):
         lookup = cache.look_up(store, key, f"{graph.kind.value} graph", read, options.strict)
@@ -296,8 +308,10 @@ def compile_passed(
         source.bytecode = bytecode_of(source, objects)
         recorders = recorders_of(executable, here)
         compilation.record.recordings += [recorder.counts for recorder in recorders]
-        function = load_host(source, runs_of(executable, here), objects, recorders, run_in_eager(graph.gm))
+        runs, in_eager = runs_of(executable, here), run_in_eager(graph.gm)
         record = plan_record(graph, plan, source.commented, passes, source.not_recorded)
+        ranges = ranges_of(executable, here, runs, functools.partial(kernel_names, record.kernels))
+        function = load_host(source, runs, objects, recorders, in_eager, ranges)
     with compilation.stage("cache"):
         if known is not None and index is not None:
             uncompiled = Refusal("it was not compiled to kernels") if here != targets else None

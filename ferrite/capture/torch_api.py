@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 import re
 import sys
 import types
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch._dynamo import exc as dynamo_exc
+from torch._dynamo import explain as _explain
 from torch._dynamo.backends.common import aot_autograd as _aot_autograd
 from torch._functorch.partitioners import default_partition as _default_partition
 from torch._functorch.partitioners import min_cut_rematerialization_partition as _min_cut_partition
@@ -29,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
 from torch.utils._pytree import tree_leaves as _tree_leaves
 from torch.utils._pytree import tree_unflatten as _tree_unflatten
 
-from ferrite.errors import FerriteError, UserError
+from ferrite.errors import FerriteError, ModelLine, UserError
 
 OLDEST = (2, 11)
 NEWEST_TESTED = (2, 13)
@@ -431,3 +433,22 @@ def bind(schema: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[s
         return tuple(args), dict(kwargs)
     positional = tuple(given[each.name] for each in schema.arguments if not each.kwarg_only)
     return positional, {each.name: given[each.name] for each in schema.arguments if each.kwarg_only}
+
+
+# --- where graphs break -----------------------------------------------------------------------------------------------
+
+
+def graph_breaks(function: Callable[..., Any], args: Sequence[Any]) -> list[tuple[str, ModelLine | None]]:
+    """Why Dynamo makes more than one graph of a function, and the line where it stops. It runs the function once, and
+    forgets what was compiled before."""
+    found: list[tuple[str, ModelLine | None]] = []
+    own = os.path.dirname(torch.__file__)
+    for each in _explain(function)(*args).break_reasons:
+        frames = [frame for frame in each.user_stack if not frame.filename.startswith(own)]
+        line = None
+        if frames:
+            last = frames[-1]
+            line = ModelLine(last.filename, last.lineno or 0, last.name, (last.line or "").strip())
+        headline = next((row.strip() for row in str(each.reason).splitlines() if row.strip()), "")
+        found.append((headline, line))
+    return found

@@ -9,7 +9,14 @@ from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.debug.graph_record import as_data, from_data, plan_record
 from ferrite.debug.partition import partition_record
 from ferrite.debug.progress import Progress, log
-from ferrite.debug.record import CompileRecord, GraphRecord, forget_compiles, last_compile, recent_compiles
+from ferrite.debug.record import (
+    CompileRecord,
+    GraphRecord,
+    forget_compiles,
+    kernel_names,
+    last_compile,
+    recent_compiles,
+)
 from ferrite.debug.repro import graph_file, input_source, missing, settings_of, stand_in, stand_in_source
 
 __all__ = [
@@ -27,6 +34,7 @@ __all__ = [
     "from_data",
     "graph_file",
     "input_source",
+    "kernel_names",
     "last_compile",
     "log",
     "missing",

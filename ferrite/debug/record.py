@@ -10,7 +10,7 @@ import collections
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -50,6 +50,11 @@ class KernelRecord:
     operators: tuple[str, ...]
     lines: tuple[ModelLine, ...]
     region: int | None = None
+
+
+def kernel_names(kernels: Sequence[KernelRecord]) -> list[tuple[str, str]]:
+    """Of every launch, with the first line of the model that it came from."""
+    return [(kernel.name, str(kernel.lines[0]) if kernel.lines else "") for kernel in kernels]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ferrite.codegen.llvm import machine_text
 from ferrite.codegen.triton import unsupported_operation
 from ferrite.ir.kernel import Kernel
 from ferrite.machines import GpuMachine, gpu_machine
-from ferrite.runtime import KernelStore
+from ferrite.runtime import KernelStore, in_range
 from ferrite.runtime.cuda import (
     Driver,
     Processor,
@@ -72,6 +72,12 @@ class CudaTarget:
         launcher = launcher_of(code)
         writers = writers_in(code)
         return [cuda_run(table, known, self.driver, launcher, writers) for table in tables]
+
+    def named(
+        self, kernels: Sequence[tuple[str, Sequence[str]]], table: RunTable, labels: Sequence[str], run: LoadedRun
+    ) -> LoadedRun:
+        """Kernels that follow each other are started as one."""
+        return in_range("; ".join(dict.fromkeys(labels)), run)
 
     def recorder(self, part: RecordedPart) -> Recorder:
         """What records a part of a host program, and replays it."""

@@ -39,3 +39,8 @@ class Target(Protocol):
         self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]
     ) -> list[LoadedRun]:
         """A function for each run. `kernels`: names and what each says where a check of it fails, by number."""
+
+    def named(
+        self, kernels: Sequence[tuple[str, Sequence[str]]], table: RunTable, labels: Sequence[str], run: LoadedRun
+    ) -> LoadedRun:
+        """A run that is loaded, as profilers like to see it: its kernels in ranges of their names."""

@@ -42,6 +42,7 @@ LAYERS = [
     {"backend"},
     {"api"},
     {"bisect"},
+    {"explanation"},
     {"cli"},
     {"__main__"},
 ]
