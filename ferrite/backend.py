@@ -13,6 +13,7 @@ kept. With `strict` the failure is raised instead.
 from __future__ import annotations
 
 import functools
+import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -40,9 +41,12 @@ from ferrite.debug import (
     Dump,
     DumpFolder,
     GraphRecord,
+    about_graph,
+    about_run,
     as_data,
     from_data,
     kernel_names,
+    object_source,
     partition_record,
     plan_record,
 )
@@ -72,6 +76,7 @@ from ferrite.targets import (
     UncompiledOperations,
     buildable,
     executable_of,
+    kernel_sources,
     random_threads,
     ranges_of,
     recorders_of,
@@ -139,6 +144,7 @@ def rewrite_calls(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compi
         dump = compilation.dump("torch")
         add_values(gm, example_inputs)
         dump.graph("captured", gm)
+        dump.write("replay.json", lambda: json.dumps({"kind": "torch", **about_run(options)}, indent=2) + "\n")
         steps, is_inference = compilation.with_own(PRE_GRAD), not compilation.grad_enabled
         with numerics_checked(steps, gm, example_inputs, compilation.context(is_inference), compilation.keep):
             passes = compilation.run_passes(steps, gm, is_inference, dump)
@@ -220,6 +226,7 @@ def compile_graph(captured: CapturedGraph, compilation: Compilation) -> torch_ap
         graph = as_in_eager(captured)
         dump = compilation.dump(graph.kind.value)
         dump.graph("captured", graph.gm)
+        dump.write("replay.json", lambda: about_graph(graph, compilation.options))
         joint = (JOINT,) if graph.kind is GraphKind.INFERENCE and compilation.options.joint else ()
         if graph.parameters:  # what they become is decided before the cache is asked
             return compile_frozen(graph, compilation, dump, rewrite(joint, graph, compilation, dump))
@@ -297,12 +304,16 @@ def compile_passed(
             if options.strict:
                 verify_program(lowered.program)
             dump.write("program.py", lambda: str(lowered.program))  # noqa: B023
+            dump.write("objects.json", lambda: objects_text(lowered.objects))  # noqa: B023
         plan, executable = scheduled(lowered.program, here, kernels, compilation, dump, recording, tuner)
         if not call_instead(graph.gm.graph, steps_for_eager(plan, here)):
             break
     with compilation.stage("codegen"):
         source = verify_host(executable.source, lowered.objects)
         dump.write("host.py", lambda: source.commented)
+        if dump.is_wanted:
+            for name, text in kernel_sources(plan, here, options.check_bounds).items():
+                dump.write(name, text)
     with compilation.stage("load"):
         objects = named_objects(source, lowered.objects)
         source.bytecode = bytecode_of(source, objects)
@@ -319,6 +330,11 @@ def compile_passed(
             note = "; ".join(kernels.problems)
             lookup.publish(lambda: as_entry(executable, objects, as_data(record, index), index, refusal, note))
     return compilation.finished(function, record, before, lookup.outcome)
+
+
+def objects_text(objects: Mapping[str, Any]) -> str:
+    """How the objects that a program names can be made again."""
+    return json.dumps({name: object_source(value) for name, value in objects.items()}, indent=2) + "\n"
 
 
 def kept_for_backward(graph: CapturedGraph) -> list[int]:

@@ -27,6 +27,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition as
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
 from torch.utils._pytree import tree_leaves as _tree_leaves
 from torch.utils._pytree import tree_unflatten as _tree_unflatten
@@ -452,3 +453,11 @@ def graph_breaks(function: Callable[..., Any], args: Sequence[Any]) -> list[tupl
         headline = next((row.strip() for row in str(each.reason).splitlines() if row.strip()), "")
         found.append((headline, line))
     return found
+
+
+def traced(module: torch.nn.Module, inputs: Sequence[Any]) -> torch.fx.GraphModule:
+    """A module of operators as a graph with forecasts, at the sizes of some inputs."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in inputs]
+    with mode, torch.no_grad():
+        return make_fx(module)(*fakes)

@@ -5,7 +5,7 @@ In: what the stages report. Out: objects and files for people. Nothing here chan
 
 from ferrite.debug.cache import age, differences_table, explain_cache, side
 from ferrite.debug.compilation import Compilation
-from ferrite.debug.dump import Dump, DumpFolder
+from ferrite.debug.dump import Dump, DumpFolder, about_graph, about_run, object_source
 from ferrite.debug.graph_record import as_data, from_data, plan_record
 from ferrite.debug.partition import partition_record
 from ferrite.debug.progress import Progress, log
@@ -26,6 +26,8 @@ __all__ = [
     "DumpFolder",
     "GraphRecord",
     "Progress",
+    "about_graph",
+    "about_run",
     "age",
     "as_data",
     "differences_table",
@@ -38,6 +40,7 @@ __all__ = [
     "last_compile",
     "log",
     "missing",
+    "object_source",
     "partition_record",
     "plan_record",
     "recent_compiles",

@@ -109,7 +109,10 @@ class Compilation:
                 return otherwise
 
     def dump(self, kind: str) -> Dump:
-        return Dump(self.dump_folder, kind)
+        dump = Dump(self.dump_folder, kind)
+        if self.dump_folder.path is not None:
+            self.record.dumps.append(str(self.dump_folder.path / dump.name))
+        return dump
 
     # --- passes -------------------------------------------------------------------------------------------------------
 

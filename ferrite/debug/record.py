@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -137,6 +138,7 @@ class CompileRecord:
     joint: Outcome | None = None  # and of that of forward and backward
     cache: list[Outcome] = field(default_factory=list)  # one for each time it was asked for a compiled graph
     recordings: list[Recordings] = field(default_factory=list)  # of each part that CUDA graphs are made of
+    dumps: list[str] = field(default_factory=list)  # folders that stages were written to
     _seconds: dict[str, float] = field(default_factory=lambda: collections.defaultdict(float))
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _open: list[list[float]] = field(default_factory=list, repr=False)
@@ -164,6 +166,21 @@ class CompileRecord:
     @property
     def kernels(self) -> tuple[KernelRecord, ...]:
         return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
+
+    @property
+    def to_repeat(self) -> str:
+        """How to do the same again: versions, machine, threads, options; each graph from its dump, if there is one."""
+        from ferrite.debug.dump import about_run
+
+        facts = about_run(self.options)
+        settings = facts["options"]
+        rows = [
+            ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
+            f"{facts['machine']}, {facts['threads']} threads",
+            f'torch.compile(..., backend="ferrite", options={settings!r})' if settings else "no options",
+            *(f"python -m ferrite replay {shlex.quote(folder)}" for folder in self.dumps),
+        ]
+        return "\n".join(rows if self.dumps else [*rows, "FERRITE_DUMP=dir keeps what every stage was given"])
 
     @property
     def not_recorded(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Operation, Reduce, Scan, roots_of
 from ferrite.machines import Machine, host_machine
 from ferrite.runtime import KernelStore, functions_here, functions_of, one_by_one
-from ferrite.runtime.cpu import Kernels, build, native_run
+from ferrite.runtime.cpu import Kernels, build, built_from, native_run, source_of
 from ferrite.schedule import INTERPRETED
 from ferrite.schedule.cpu import CpuScheduling
 from ferrite.schedule.loops import has_state
@@ -42,6 +42,12 @@ class CpuTarget:
         self, kernels: Sequence[Kernel], store: KernelStore | None = None, checked: bool = False
     ) -> tuple[list[str], dict[str, bytes]]:
         return build(kernels, store, checked)
+
+    def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
+        return ".ll", source_of(kernel, checked)
+
+    def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:
+        return built_from(kernel, text, checked)
 
     def loaded(
         self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]

@@ -22,11 +22,13 @@ from ferrite.runtime.cuda import (
     Processor,
     Recorder,
     build,
+    built_from,
     cuda_run,
     graphs_of,
     kernel_from,
     launcher_of,
     libcuda,
+    source_of,
     writers_in,
 )
 from ferrite.schedule.gpu import GpuScheduling
@@ -64,6 +66,12 @@ class CudaTarget:
     ) -> tuple[list[str], dict[str, bytes]]:
         """No kernel is given the bounds of its memory here: what `checked` asks for is the CPU's."""
         return build(kernels, self.processor, store)
+
+    def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
+        return ".py", source_of(kernel, self.processor)
+
+    def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:
+        return built_from(kernel, self.processor, text)
 
     def loaded(
         self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]

@@ -117,6 +117,15 @@ def executable_of(
     return Executable(source, tuple((names[number], complaints[number]) for number in range(len(pairs))), code)
 
 
+def kernel_sources(plan: Plan, targets: Targets, checked: bool = False) -> dict[str, str]:
+    """What the kernels of a plan are compiled from, as files: `kernel_0.ll`."""
+    found: dict[str, str] = {}
+    for number, (device, kernel) in enumerate(plan.kernels):
+        suffix, text = targets[device_type(device)].source(kernel, checked)
+        found[f"kernel_{number}{suffix}"] = text
+    return found
+
+
 def runs_of(executable: Executable, targets: Targets) -> list[LoadedRun]:
     """What runs each table of a host program."""
     tables = executable.source.runs

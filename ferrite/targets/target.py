@@ -35,6 +35,12 @@ class Target(Protocol):
         """A name for each kernel, and code by name: of all of them, and of what is needed besides. `checked`: kernels
         compare every address with the bounds of its memory. Raises RefusedKernels where some cannot be compiled."""
 
+    def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
+        """What a kernel is compiled from: how such a file ends (".ll"), and the text."""
+
+    def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:
+        """A kernel compiled from another text, edited by hand: a name and code, as `compiled` gives them."""
+
     def loaded(
         self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]
     ) -> list[LoadedRun]:

@@ -43,6 +43,7 @@ LAYERS = [
     {"api"},
     {"bisect"},
     {"explanation"},
+    {"replay"},
     {"cli"},
     {"__main__"},
 ]

@@ -60,6 +60,12 @@ class ToyTarget:
         names = [f"toy_{number}" for number in range(len(kernels))]
         return names, {name: str(kernel).encode() for name, kernel in zip(names, kernels, strict=True)}
 
+    def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
+        return ".py", str(kernel)
+
+    def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:
+        return "toy_again", text.encode()
+
     def loaded(
         self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]
     ) -> list[LoadedRun]:

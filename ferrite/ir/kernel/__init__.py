@@ -27,6 +27,7 @@ from ferrite.ir.kernel.nodes import (
     values_of,
     walk,
 )
+from ferrite.ir.kernel.parse import parse_kernel
 
 __all__ = [
     "INDEPENDENT",
@@ -52,6 +53,7 @@ __all__ = [
     "keeps_apart",
     "may_stop",
     "nodes_in",
+    "parse_kernel",
     "values_of",
     "verify_kernel",
     "walk",
