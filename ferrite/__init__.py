@@ -5,6 +5,7 @@
     ferrite.freeze(model.eval())                 # for inference: parameters become constants
     print(ferrite.last_compile())                # what was compiled, and what runs in eager and why
     ferrite.report("page.html")                  # the same and more, to look at
+    print(ferrite.explain(model, x))             # what takes the time, and what to try
 
 Importing this package loads neither LLVM nor the compiler itself; the first compilation does.
 """
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ferrite import passes
     from ferrite.api import compile, freeze
     from ferrite.debug import explain_cache, last_compile, recent_compiles
+    from ferrite.explanation import explain
     from ferrite.passes import candidate, why
     from ferrite.pipeline import graph_pass
     from ferrite.reports import report
@@ -40,6 +42,7 @@ __all__ = [
     "__version__",
     "candidate",
     "compile",
+    "explain",
     "explain_cache",
     "freeze",
     "graph_pass",
@@ -55,6 +58,7 @@ __all__ = [
 _LAZY = {
     "compile": "ferrite.api",
     "freeze": "ferrite.api",
+    "explain": "ferrite.explanation",
     "explain_cache": "ferrite.debug.cache",
     "candidate": "ferrite.passes",
     "graph_pass": "ferrite.pipeline",

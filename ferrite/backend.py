@@ -13,6 +13,7 @@ kept. With `strict` the failure is raised instead.
 from __future__ import annotations
 
 import functools
+import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +36,20 @@ from ferrite.capture import (
 )
 from ferrite.codegen import Executable, Recording, named_objects, verify_host
 from ferrite.collector import garbage_waits
-from ferrite.debug import Compilation, Dump, DumpFolder, GraphRecord, as_data, from_data, partition_record, plan_record
+from ferrite.debug import (
+    Compilation,
+    Dump,
+    DumpFolder,
+    GraphRecord,
+    about_graph,
+    about_run,
+    as_data,
+    from_data,
+    kernel_names,
+    object_source,
+    partition_record,
+    plan_record,
+)
 from ferrite.errors import FerriteError, NotLowered, Refusal, warn_user
 from ferrite.graph import Places, note_autocast, users_in_order
 from ferrite.ir.program import Program, verify_program
@@ -64,7 +78,9 @@ from ferrite.targets import (
     attention_on,
     buildable,
     executable_of,
+    kernel_sources,
     random_threads,
+    ranges_of,
     recorders_of,
     recording_for,
     runs_of,
@@ -132,6 +148,7 @@ def rewrite_calls(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compi
         dump = compilation.dump("torch")
         add_values(gm, example_inputs)
         dump.graph("captured", gm)
+        dump.write("replay.json", lambda: json.dumps({"kind": "torch", **about_run(options)}, indent=2) + "\n")
         steps, is_inference = compilation.with_own(PRE_GRAD), not compilation.grad_enabled
         with numerics_checked(steps, gm, example_inputs, compilation.context(is_inference), compilation.keep):
             passes = compilation.run_passes(steps, gm, is_inference, dump)
@@ -214,6 +231,7 @@ def compile_graph(captured: CapturedGraph, compilation: Compilation) -> torch_ap
         graph = as_in_eager(captured)
         dump = compilation.dump(graph.kind.value)
         dump.graph("captured", graph.gm)
+        dump.write("replay.json", lambda: about_graph(graph, compilation.options))
         joint = (JOINT,) if graph.kind is GraphKind.INFERENCE and compilation.options.joint else ()
         if graph.parameters:  # what they become is decided before the cache is asked
             return compile_frozen(graph, compilation, dump, rewrite(joint, graph, compilation, dump))
@@ -258,9 +276,10 @@ def compile_passed(
         executable, objects, data = from_entry(artifact, places)
         recorders = recorders_of(executable, targets)
         compilation.record.recordings += [recorder.counts for recorder in recorders]
-        in_eager = run_in_eager(graph.gm)
-        function = load_host(executable.source, runs_of(executable, targets), objects, recorders, in_eager)
-        return function, from_data(data, places, graph.kind.value, executable.source.commented)
+        in_eager, runs = run_in_eager(graph.gm), runs_of(executable, targets)
+        record = from_data(data, places, graph.kind.value, executable.source.commented)
+        ranges = ranges_of(executable, targets, runs, functools.partial(kernel_names, record.kernels))
+        return load_host(executable.source, runs, objects, recorders, in_eager, ranges), record
 
     with compilation.stage("cache"):
         takes = options.report is None
@@ -291,6 +310,7 @@ def compile_passed(
             if options.strict:
                 verify_program(lowered.program)
             dump.write("program.py", lambda: str(lowered.program))  # noqa: B023
+            dump.write("objects.json", lambda: objects_text(lowered.objects))  # noqa: B023
         plan, executable = scheduled(lowered.program, here, kernels, compilation, dump, recording, tuner)
         if not call_instead(graph.gm.graph, steps_for_eager(plan, here)):
             break
@@ -298,6 +318,9 @@ def compile_passed(
         source = verify_host(executable.source, lowered.objects)
         dump.write("host.py", lambda: source.commented)
         dump.finished(graph, lowered.program, plan, executable, here)
+        if dump.is_wanted:
+            for name, text in kernel_sources(plan, here, options.check_bounds).items():
+                dump.write(name, text)
     with compilation.stage("load"):
         objects = named_objects(source, lowered.objects)
         source.bytecode = bytecode_of(source, objects)
@@ -306,8 +329,10 @@ def compile_passed(
         times = dump.measured(options.measure)
         runs = runs_of(executable, here) if times is None else times.runs(executable, here)
         watch = None if times is None else times.call
-        function = load_host(source, runs, objects, recorders, run_in_eager(graph.gm), watch)
+        in_eager = run_in_eager(graph.gm)
         record = plan_record(graph, plan, source.commented, passes, source.not_recorded)
+        ranges = ranges_of(executable, here, runs, functools.partial(kernel_names, record.kernels))
+        function = load_host(source, runs, objects, recorders, in_eager, ranges, watch)
     with compilation.stage("cache"):
         if known is not None and index is not None:
             uncompiled = Refusal("it was not compiled to kernels") if here != targets else None
@@ -315,6 +340,11 @@ def compile_passed(
             note = "; ".join(kernels.problems)
             lookup.publish(lambda: as_entry(executable, objects, as_data(record, index), index, refusal, note))
     return compilation.finished(function, record, before, lookup.outcome)
+
+
+def objects_text(objects: Mapping[str, Any]) -> str:
+    """How the objects that a program names can be made again."""
+    return json.dumps({name: object_source(value) for name, value in objects.items()}, indent=2) + "\n"
 
 
 def kept_for_backward(graph: CapturedGraph) -> list[int]:

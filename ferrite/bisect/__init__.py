@@ -5,7 +5,7 @@ graph that shows it, and a folder that shows it by itself. Every try is a child 
 options how far the compiler may go; `search` asks, `shrink` makes the graph smaller, `folder` writes it down.
 """
 
-from ferrite.bisect.checks import compare
+from ferrite.bisect.checks import compare, differentiate, seconds_of
 from ferrite.bisect.finding import Finding
 from ferrite.bisect.folder import check_of_folder, rerun, summary
 from ferrite.bisect.probe import Outcome, Prober, warm_up
@@ -20,7 +20,9 @@ __all__ = [
     "bisect",
     "check_of_folder",
     "compare",
+    "differentiate",
     "rerun",
+    "seconds_of",
     "summary",
     "warm_up",
 ]

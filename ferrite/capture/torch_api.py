@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import os
 import re
 import sys
 import types
@@ -20,17 +21,19 @@ from typing import Any
 
 import torch
 from torch._dynamo import exc as dynamo_exc
+from torch._dynamo import explain as _explain
 from torch._dynamo.backends.common import aot_autograd as _aot_autograd
 from torch._functorch.partitioners import default_partition as _default_partition
 from torch._functorch.partitioners import min_cut_rematerialization_partition as _min_cut_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
 from torch.utils._pytree import tree_leaves as _tree_leaves
 from torch.utils._pytree import tree_unflatten as _tree_unflatten
 
-from ferrite.errors import FerriteError, UserError
+from ferrite.errors import FerriteError, ModelLine, UserError
 
 OLDEST = (2, 11)
 NEWEST_TESTED = (2, 13)
@@ -486,3 +489,27 @@ def graph_breaks() -> list[GraphBreak]:
         place = (frame.filename, frame.lineno or 0, frame.name) if frame is not None else ("", 0, "")
         found.append(GraphBreak(str(each.reason), *place))
     return found
+
+
+def graph_breaks_of(function: Callable[..., Any], args: Sequence[Any]) -> list[tuple[str, ModelLine | None]]:
+    """Why Dynamo makes more than one graph of a function, and the line where it stops. It runs the function once, and
+    forgets what was compiled before."""
+    found: list[tuple[str, ModelLine | None]] = []
+    own = os.path.dirname(torch.__file__)
+    for each in _explain(function)(*args).break_reasons:
+        frames = [frame for frame in each.user_stack if not frame.filename.startswith(own)]
+        line = None
+        if frames:
+            last = frames[-1]
+            line = ModelLine(last.filename, last.lineno or 0, last.name, (last.line or "").strip())
+        headline = next((row.strip() for row in str(each.reason).splitlines() if row.strip()), "")
+        found.append((headline, line))
+    return found
+
+
+def traced(module: torch.nn.Module, inputs: Sequence[Any]) -> torch.fx.GraphModule:
+    """A module of operators as a graph with forecasts, at the sizes of some inputs."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in inputs]
+    with mode, torch.no_grad():
+        return make_fx(module)(*fakes)

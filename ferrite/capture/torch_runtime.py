@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._C._dynamo import guards as _guards
+from torch.autograd import profiler as _profiler
 
 from ferrite.capture.torch_api import BoxedCallable
 
@@ -76,13 +77,16 @@ def on_the_gpu_of_its_operands(operator: Callable[..., Any]) -> Callable[..., An
     return call
 
 
-def without_overrides(function: BoxedCallable) -> BoxedCallable:
+def without_overrides(function: BoxedCallable, profiled: Callable[[], BoxedCallable] | None = None) -> BoxedCallable:
     """The same, as if no mode that watches torch's functions were active: what such a mode does is in the graph, since
-    it was traced; calls of the compiled program would go through it a second time."""
+    it was traced; calls of the compiled program would go through it a second time. `profiled`: gives what runs instead
+    while a profiler does."""
 
     @functools.wraps(function)
     def run(args: list[Any]) -> Sequence[Any]:
         if not torch._C._len_torch_function_stack():
+            if _profiler._is_profiler_enabled and profiled is not None:
+                return profiled()(args)
             return function(args)
         with torch._C.DisableTorchFunction():
             return function(args)

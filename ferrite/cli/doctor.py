@@ -18,6 +18,8 @@ from rich.table import Table
 
 from ferrite import __version__
 from ferrite.cache import Unusable, full_path, make_folders
+from ferrite.cli import specs
+from ferrite.cli.compile import find
 from ferrite.errors import UserError
 from ferrite.options import Options, resolve
 from ferrite.runtime.cuda import libcuda
@@ -41,13 +43,20 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
         help="check what this machine has",
-        description="Check torch, LLVM, the CPU, threads, GPU and Triton, and the cache folder. "
-        "Exits with 1 if something keeps ferrite from compiling here.",
+        description="Check torch, LLVM, the CPU, threads, GPU and Triton, and the cache folder; with MODULE:CALLABLE "
+        "and arguments also what becomes of a model. Exits with 1 if something keeps ferrite from compiling here.",
+        epilog=specs.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "target", metavar="MODULE:CALLABLE", nargs="?", help="look at this model too: what becomes of it, what to try"
+    )
+    parser.add_argument("arguments", metavar="ARG", nargs="*", help="f32[8,16], i64[4]<100, 3, None, ...")
+    parser.add_argument("--train", action="store_true", help="its backward, too")
     parser.set_defaults(run=run)
 
 
-def run(_chosen: argparse.Namespace) -> int:
+def run(chosen: argparse.Namespace) -> int:
     findings = list(examine())
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("", "item", "found", "what to do"):
@@ -56,7 +65,27 @@ def run(_chosen: argparse.Namespace) -> int:
         style = STYLES[finding.verdict]
         table.add_row(f"[{style}]{finding.verdict}[/]", finding.item, finding.found, finding.advice)
     Console(highlight=False).print(table)
-    return 1 if any(finding.verdict == "bad" for finding in findings) else 0
+    bad = any(finding.verdict == "bad" for finding in findings)
+    if chosen.target is not None and not bad:
+        bad = not examine_model(chosen)
+    return 1 if bad else 0
+
+
+def examine_model(chosen: argparse.Namespace) -> bool:
+    """Print what becomes of a model, and whether all of it is compiled."""
+    import torch
+
+    from ferrite.explanation import explain
+
+    torch.manual_seed(0)
+    model = find(chosen.target)
+    inputs = [specs.parse_argument(text, requires_grad=chosen.train) for text in chosen.arguments]
+    if not chosen.train and isinstance(model, torch.nn.Module):
+        model.eval()
+    with torch.set_grad_enabled(chosen.train):
+        found = explain(model, *inputs)
+    print(f"\n{chosen.target}\n{found}")
+    return not any(graph.failure for record in found.records for graph in record.graphs)
 
 
 def examine() -> Iterator[Finding]:

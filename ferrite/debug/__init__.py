@@ -6,11 +6,19 @@ In: what the stages report. Out: objects and files for people. Nothing here chan
 from ferrite.debug.cache import age, differences_table, explain_cache, explained, side
 from ferrite.debug.compilation import Compilation
 from ferrite.debug.details import Compiled, GraphDetails, GraphRow, GraphStep
-from ferrite.debug.dump import Dump, DumpFolder
+from ferrite.debug.dump import Dump, DumpFolder, about_graph, about_run, object_source
 from ferrite.debug.graph_record import as_data, from_data, plan_record
 from ferrite.debug.partition import partition_record
 from ferrite.debug.progress import Progress, log
-from ferrite.debug.record import CompileRecord, GraphRecord, PeakMemory, forget_compiles, last_compile, recent_compiles
+from ferrite.debug.record import (
+    CompileRecord,
+    GraphRecord,
+    PeakMemory,
+    forget_compiles,
+    kernel_names,
+    last_compile,
+    recent_compiles,
+)
 from ferrite.debug.repro import graph_file, input_source, missing, settings_of, stand_in, stand_in_source
 
 __all__ = [
@@ -25,6 +33,8 @@ __all__ = [
     "GraphStep",
     "PeakMemory",
     "Progress",
+    "about_graph",
+    "about_run",
     "age",
     "as_data",
     "differences_table",
@@ -34,9 +44,11 @@ __all__ = [
     "from_data",
     "graph_file",
     "input_source",
+    "kernel_names",
     "last_compile",
     "log",
     "missing",
+    "object_source",
     "partition_record",
     "plan_record",
     "recent_compiles",

@@ -116,7 +116,10 @@ class Compilation:
         if self.options.report is not None:
             details = GraphDetails(kind)
             self.record.details.append(details)
-        return Dump(self.dump_folder, kind, details)
+        dump = Dump(self.dump_folder, kind, details)
+        if self.dump_folder.path is not None:
+            self.record.dumps.append(str(self.dump_folder.path / dump.name))
+        return dump
 
     # --- passes -------------------------------------------------------------------------------------------------------
 

@@ -7,28 +7,34 @@ dir/003_forward/05_remove_noop_ops.py     after this pass
 dir/003_forward/program.py                the loop program that it is lowered to
 dir/003_forward/31_fuse.txt               after this step of scheduling
 dir/003_forward/kernels.py                the kernels, as text of the loop IR
+dir/003_forward/kernel_0.ll               what kernel 0 is compiled from (on a GPU: kernel_0.py, for Triton)
 dir/003_forward/host.py                   the host program
+dir/003_forward/replay.json               what else it takes to run a stage again: `python -m ferrite replay`
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ferrite.cache import full_path, make_folders, make_shared, write_over
-from ferrite.capture import CapturedGraph
+from ferrite.capture import CapturedGraph, torch_api
 from ferrite.codegen import Executable
 from ferrite.debug.details import Compiled, GraphDetails, flops_in
 from ferrite.debug.memory import hints_of
-from ferrite.debug.repro import HEAD, input_source, stand_in_source, written
+from ferrite.debug.repro import HEAD, input_source, settings_of, stand_in_source, written
 from ferrite.debug.times import Times
 from ferrite.errors import warn_user
 from ferrite.graph import fake_value, module_source
 from ferrite.ir.program import Program
+from ferrite.options import Options
 from ferrite.pipeline import PassRecord
 from ferrite.schedule import Plan
 from ferrite.targets import Targets
@@ -109,6 +115,45 @@ class Dump:
         except OSError as problem:
             warn_user(f"ferrite: could not write {folder / name}: {problem}")
             self.root.path = None
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.root.path is not None
+
+
+def object_source(value: object) -> str:
+    """How something that a program names can be made again: a tensor that looks the same, a number, an operator."""
+    if isinstance(value, torch.Tensor):
+        return input_source(value)
+    name = torch_api.operator_name(value)
+    return f"operator({name!r})" if name is not None else input_source(value)
+
+
+def about_graph(graph: CapturedGraph, options: Options) -> str:
+    """replay.json of a functional graph, as it was captured."""
+    strides = [None if each is None else [torch_api.size_hint(one) for one in each] for each in graph.output_strides]
+    facts = {
+        "kind": graph.kind.value,
+        "static": sorted(graph.static_inputs),
+        "donated": sorted(graph.donated_inputs),
+        "strides": strides,
+        **about_run(options),
+    }
+    return json.dumps(facts, indent=2) + "\n"
+
+
+def about_run(options: Options) -> dict[str, Any]:
+    """What a run depends on besides its graph and its numbers."""
+    import ferrite
+
+    versions = {"ferrite": ferrite.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {
+        "options": settings_of(options),
+        "versions": versions,
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "grad": torch.is_grad_enabled(),
+    }
 
 
 def runnable(gm: torch.fx.GraphModule) -> str:

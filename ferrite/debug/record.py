@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import collections
 import itertools
+import shlex
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -53,6 +54,11 @@ class KernelRecord:
     operators: tuple[str, ...]
     lines: tuple[ModelLine, ...]
     region: int | None = None
+
+
+def kernel_names(kernels: Sequence[KernelRecord]) -> list[tuple[str, str]]:
+    """Of every launch, with the first line of the model that it came from."""
+    return [(kernel.name, str(kernel.lines[0]) if kernel.lines else "") for kernel in kernels]
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,7 @@ class CompileRecord:
     details: list[GraphDetails] = field(default_factory=list, repr=False)  # for a report: empty if none is asked for
     capture: torch_api.AboutCapture | None = None  # for a report, as `details`
     tuning: dict[Problem, Found] = field(default_factory=dict)  # for a report: times that decided something
+    dumps: list[str] = field(default_factory=list)  # folders that stages were written to
     _seconds: dict[str, float] = field(default_factory=lambda: collections.defaultdict(float))
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _open: list[list[float]] = field(default_factory=list, repr=False)
@@ -165,6 +172,21 @@ class CompileRecord:
     @property
     def kernels(self) -> tuple[KernelRecord, ...]:
         return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
+
+    @property
+    def to_repeat(self) -> str:
+        """How to do the same again: versions, machine, threads, options; each graph from its dump, if there is one."""
+        from ferrite.debug.dump import about_run
+
+        facts = about_run(self.options)
+        settings = facts["options"]
+        rows = [
+            ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
+            f"{facts['machine']}, {facts['threads']} threads",
+            f'torch.compile(..., backend="ferrite", options={settings!r})' if settings else "no options",
+            *(f"python -m ferrite replay {shlex.quote(folder)}" for folder in self.dumps),
+        ]
+        return "\n".join(rows if self.dumps else [*rows, "FERRITE_DUMP=dir keeps what every stage was given"])
 
     @property
     def not_recorded(self) -> tuple[str, ...]:

@@ -10,8 +10,9 @@ from ferrite.runtime.discard import discard
 from ferrite.runtime.forks import ready_for_forks
 from ferrite.runtime.freezer import Freezer
 from ferrite.runtime.frozen import Frozen, call_frozen
-from ferrite.runtime.host_code import functions_of
+from ferrite.runtime.host_code import functions_here, functions_of
 from ferrite.runtime.host_program import bytecode_of, load_host
+from ferrite.runtime.ranges import in_range, labels_of, one_by_one
 
 __all__ = [
     "Boxed",
@@ -21,8 +22,12 @@ __all__ = [
     "bytecode_of",
     "call_frozen",
     "discard",
+    "functions_here",
     "functions_of",
+    "in_range",
+    "labels_of",
     "load_host",
+    "one_by_one",
     "ready_for_forks",
     "run_in_eager",
     "telling_kernels",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -97,6 +97,12 @@ def functions_of(objects: Mapping[str, bytes]) -> dict[str, Loaded]:
     found = {name: _loaded.get(name) or loaded(name, code) for name, code in objects.items()}
     with _lock:  # another thread may have loaded one in the meantime: the first one stays
         return {name: _loaded.setdefault(name, function) for name, function in found.items()}
+
+
+def functions_here(names: Iterable[str]) -> dict[str, Loaded]:
+    """Those of these functions that are loaded."""
+    found = {name: _loaded.get(name) for name in names}
+    return {name: function for name, function in found.items() if function is not None}
 
 
 def loaded(name: str, code: bytes) -> Loaded:

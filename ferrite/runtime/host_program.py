@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import itertools
 import linecache
 import marshal
@@ -21,6 +22,7 @@ from ferrite.runtime.boxed import Boxed, boxed
 from ferrite.runtime.cpu.pages import large_on_cpu
 from ferrite.runtime.cuda.recorded import from_pool
 from ferrite.runtime.cuda.runs import arena_from
+from ferrite.runtime.ranges import Ranges, line_ranges, text_with_ranges
 
 _numbers = itertools.count()
 
@@ -31,11 +33,13 @@ def load_host(
     objects: Mapping[str, Any],
     recorders: Sequence[Callable[..., Sequence[Any]]] = (),
     in_eager: Boxed | None = None,
+    ranges: Ranges | None = None,
     watch: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> Boxed:
     """The function that the text defines. `runs`: what runs each of its tables of kernels; `objects`: what it names
     beside its inputs; `recorders`: what records and replays each of its parts; `in_eager`: what runs instead where it
-    says so, operator by operator; `watch`: what to call instead of an operator, for those who measure."""
+    says so, operator by operator; `ranges`: runs as a profiler likes to see them; `watch`: what to call instead of an
+    operator, for those who measure."""
     filename = f"<ferrite {source.function} {next(_numbers)}>"
     empty_on_first_cuda = (
         torch_runtime.empty_on_first_cuda() if "_first_cuda(" in source.text else torch_runtime.empty_on_cuda
@@ -91,7 +95,16 @@ def load_host(
     function: Boxed = namespace[source.function]
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)
-    return boxed(torch_runtime.without_overrides(function))
+    name, plain_text, lines = source.function, source.text, source.lines  # the rest of a source is not held
+
+    @functools.cache
+    def profiled() -> Boxed:
+        assert ranges is not None
+        with_ranges = {**namespace, **ranges(), "line_range": line_ranges(lines)}
+        exec(compile(text_with_ranges(plain_text, lines), filename, "exec"), with_ranges)
+        return with_ranges[name]  # type: ignore[no-any-return]
+
+    return boxed(torch_runtime.without_overrides(function, None if ranges is None else profiled))
 
 
 def bytecode_of(source: HostSource, objects: Iterable[str]) -> bytes:

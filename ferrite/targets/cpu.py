@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ferrite.codegen import CpuSpelling, RunTable
-from ferrite.codegen.llvm import entry, host_processor, is_narrow, machine_text, unsupported
+from ferrite.codegen.llvm import Loaded, entry, host_processor, is_narrow, machine_text, unsupported
 from ferrite.errors import Refusal
 from ferrite.ir import STATES
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Operation, Reduce, Scan, roots_of
 from ferrite.machines import Machine, host_machine
-from ferrite.runtime import KernelStore, functions_of
-from ferrite.runtime.cpu import Kernels, build, native_run
+from ferrite.runtime import KernelStore, functions_here, functions_of, one_by_one
+from ferrite.runtime.cpu import Kernels, build, built_from, native_run, source_of
 from ferrite.schedule import INTERPRETED
 from ferrite.schedule.cpu import CpuScheduling
 from ferrite.schedule.loops import has_state
@@ -43,15 +43,32 @@ class CpuTarget:
     ) -> tuple[list[str], dict[str, bytes]]:
         return build(kernels, store, checked)
 
+    def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
+        return ".ll", source_of(kernel, checked)
+
+    def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:
+        return built_from(kernel, text, checked)
+
     def loaded(
         self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]
     ) -> list[LoadedRun]:
-        found = functions_of(code)
-        addresses = [found[name].address if name in found else 0 for name, _complaints in kernels]
-        complaints = [complaints for _name, complaints in kernels]
-        driver = found[entry.NAME].address if entry.NAME in found else 0
-        kernel_table = Kernels(addresses, complaints, driver, tuple(found.values()))
+        kernel_table = kernels_in(functions_of(code), kernels)
         return [native_run(table, kernel_table) for table in tables]
+
+    def named(
+        self, kernels: Sequence[tuple[str, Sequence[str]]], table: RunTable, labels: Sequence[str], run: LoadedRun
+    ) -> LoadedRun:
+        kernel_table = kernels_in(functions_here([entry.NAME, *(name for name, _complaints in kernels)]), kernels)
+        alone = [replace(table, calls=(call,), parallel_regions=()) for call in table.calls]
+        return one_by_one([(label, native_run(each, kernel_table)) for label, each in zip(labels, alone, strict=True)])
+
+
+def kernels_in(found: Mapping[str, Loaded], kernels: Sequence[tuple[str, Sequence[str]]]) -> Kernels:
+    """Kernels by number, of the functions that are loaded."""
+    addresses = [found[name].address if name in found else 0 for name, _complaints in kernels]
+    complaints = [complaints for _name, complaints in kernels]
+    driver = found[entry.NAME].address if entry.NAME in found else 0
+    return Kernels(addresses, complaints, driver, tuple(found.values()))
 
 
 class InterpretedTarget(CpuTarget):

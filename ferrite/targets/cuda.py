@@ -16,17 +16,19 @@ from ferrite.codegen.llvm import machine_text
 from ferrite.codegen.triton import unsupported_operation
 from ferrite.ir.kernel import Kernel
 from ferrite.machines import GpuMachine, gpu_machine
-from ferrite.runtime import KernelStore
+from ferrite.runtime import KernelStore, in_range
 from ferrite.runtime.cuda import (
     Driver,
     Processor,
     Recorder,
     build,
+    built_from,
     cuda_run,
     graphs_of,
     kernel_from,
     launcher_of,
     libcuda,
+    source_of,
     writers_in,
 )
 from ferrite.schedule.gpu import GpuScheduling
@@ -65,6 +67,12 @@ class CudaTarget:
         """No kernel is given the bounds of its memory here: what `checked` asks for is the CPU's."""
         return build(kernels, self.processor, store)
 
+    def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
+        return ".py", source_of(kernel, self.processor)
+
+    def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:
+        return built_from(kernel, self.processor, text)
+
     def loaded(
         self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]
     ) -> list[LoadedRun]:
@@ -72,6 +80,12 @@ class CudaTarget:
         launcher = launcher_of(code)
         writers = writers_in(code)
         return [cuda_run(table, known, self.driver, launcher, writers) for table in tables]
+
+    def named(
+        self, kernels: Sequence[tuple[str, Sequence[str]]], table: RunTable, labels: Sequence[str], run: LoadedRun
+    ) -> LoadedRun:
+        """Kernels that follow each other are started as one."""
+        return in_range("; ".join(dict.fromkeys(labels)), run)
 
     def recorder(self, part: RecordedPart) -> Recorder:
         """What records a part of a host program, and replays it."""

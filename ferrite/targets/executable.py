@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from ferrite.ir import Axis
 from ferrite.ir.kernel import checks
 from ferrite.ir.program import Operation, Program, call_of, writes
 from ferrite.pipeline import Fuel
-from ferrite.runtime import KernelStore
+from ferrite.runtime import KernelStore, labels_of
 from ferrite.runtime.cuda import Recorder
 from ferrite.schedule import BuiltKernel, Plan, Postponing, Run, RunMemory, Scheduling, device_type
 from ferrite.schedule.fusion import BufferTable, Group, Member
@@ -117,6 +117,15 @@ def executable_of(
     return Executable(source, tuple((names[number], complaints[number]) for number in range(len(pairs))), code)
 
 
+def kernel_sources(plan: Plan, targets: Targets, checked: bool = False) -> dict[str, str]:
+    """What the kernels of a plan are compiled from, as files: `kernel_0.ll`."""
+    found: dict[str, str] = {}
+    for number, (device, kernel) in enumerate(plan.kernels):
+        suffix, text = targets[device_type(device)].source(kernel, checked)
+        found[f"kernel_{number}{suffix}"] = text
+    return found
+
+
 def runs_of(executable: Executable, targets: Targets) -> list[LoadedRun]:
     """What runs each table of a host program."""
     tables = executable.source.runs
@@ -128,6 +137,27 @@ def runs_of(executable: Executable, targets: Targets) -> list[LoadedRun]:
         runs = targets[device_type(device)].loaded(executable.kernels, code, [tables[place] for place in places])
         loaded |= dict(zip(places, runs, strict=True))
     return [loaded[place] for place in range(len(tables))]
+
+
+def ranges_of(
+    executable: Executable, targets: Targets, runs: Sequence[LoadedRun], about: Callable[[], list[tuple[str, str]]]
+) -> Callable[[], Mapping[str, LoadedRun]]:
+    """The runs of a host program for profilers, made when one looks. `about`: names of kernels and lines of the model,
+    those of sub-programs last, where host programs have them first. The code of the kernels is not held."""
+    kernels, tables, in_order = (
+        executable.kernels,
+        tuple(executable.source.runs),
+        "_body_" not in executable.source.text,
+    )
+
+    def made() -> Mapping[str, LoadedRun]:
+        labels = labels_of(tables, about(), in_order)
+        return {
+            f"run_{number}": targets[device_type(table.device)].named(kernels, table, labels[number], runs[number])
+            for number, table in enumerate(tables)
+        }
+
+    return made
 
 
 def steps_for_eager(plan: Plan, targets: Targets) -> dict[str, str]:

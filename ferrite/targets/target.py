@@ -35,7 +35,18 @@ class Target(Protocol):
         """A name for each kernel, and code by name: of all of them, and of what is needed besides. `checked`: kernels
         compare every address with the bounds of its memory. Raises RefusedKernels where some cannot be compiled."""
 
+    def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
+        """What a kernel is compiled from: how such a file ends (".ll"), and the text."""
+
+    def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:
+        """A kernel compiled from another text, edited by hand: a name and code, as `compiled` gives them."""
+
     def loaded(
         self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]
     ) -> list[LoadedRun]:
         """A function for each run. `kernels`: names and what each says where a check of it fails, by number."""
+
+    def named(
+        self, kernels: Sequence[tuple[str, Sequence[str]]], table: RunTable, labels: Sequence[str], run: LoadedRun
+    ) -> LoadedRun:
+        """A run that is loaded, as profilers like to see it: its kernels in ranges of their names."""

@@ -32,9 +32,13 @@ def test_every_step_is_written_and_runs(tmp_path, dynamic):
         "pass_patterns.py",
         *(f"{step.__name__}.txt" for step in STEPS),
         "host.py",
+        *(f"{number}.ll" for number in range(len(list(forward.glob("kernel_*.ll"))))),
         "kernels.py",
+        "objects.json",
         "program.py",
+        "replay.json",
     ]
+    assert "define i64 @kernel_" in (forward / "kernel_0.ll").read_text()
     assert parse((forward / "program.py").read_text()).name == "forward"
     assert (forward / "host.py").read_text() == ferrite.last_compile().graphs[0].source
     assert "clone" in (forward / names[0]).read_text()

@@ -43,6 +43,8 @@ LAYERS = [
     {"backend"},
     {"api"},
     {"bisect"},
+    {"explanation"},
+    {"replay"},
     {"cli"},
     {"__main__"},
 ]

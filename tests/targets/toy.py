@@ -15,7 +15,7 @@ from ferrite.ir.kernel.nodes import Kernel
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.program.nodes import Operation, Scan
 from ferrite.machines import Machine
-from ferrite.runtime import KernelStore
+from ferrite.runtime import KernelStore, in_range
 from ferrite.schedule.cpu import CpuScheduling
 from ferrite.targets.target import LoadedRun
 
@@ -60,11 +60,22 @@ class ToyTarget:
         names = [f"toy_{number}" for number in range(len(kernels))]
         return names, {name: str(kernel).encode() for name, kernel in zip(names, kernels, strict=True)}
 
+    def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
+        return ".py", str(kernel)
+
+    def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:
+        return "toy_again", text.encode()
+
     def loaded(
         self, kernels: Sequence[tuple[str, Sequence[str]]], code: Mapping[str, bytes], tables: Sequence[RunTable]
     ) -> list[LoadedRun]:
         parsed = [parse_kernel(code[name].decode()) for name, _complaints in kernels]
         return [self.run_of(table, parsed) for table in tables]
+
+    def named(
+        self, kernels: Sequence[tuple[str, Sequence[str]]], table: RunTable, labels: Sequence[str], run: LoadedRun
+    ) -> LoadedRun:
+        return in_range("; ".join(labels), run)
 
     def run_of(self, table: RunTable, kernels: Sequence[Kernel]) -> LoadedRun:
         def run(*words: Any) -> int:

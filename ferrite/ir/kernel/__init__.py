@@ -28,6 +28,7 @@ from ferrite.ir.kernel.nodes import (
     values_of,
     walk,
 )
+from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.kernel.text import kernel_rows, statement_numbers
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "kernel_rows",
     "may_stop",
     "nodes_in",
+    "parse_kernel",
     "statement_numbers",
     "values_of",
     "verify_kernel",

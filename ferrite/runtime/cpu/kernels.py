@@ -8,10 +8,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ferrite.codegen.llvm import entry, kernel_text
+from ferrite.codegen.llvm import entry, host_processor, kernel_text
 from ferrite.ir.kernel import Kernel
 from ferrite.runtime.code_memory import KernelStore
-from ferrite.runtime.host_code import Unit, object_codes
+from ferrite.runtime.host_code import Unit, compiled, object_codes
 
 DRIVER = Unit(entry.NAME, entry.ENTRY, lambda processor: entry.ENTRY)
 
@@ -29,3 +29,15 @@ def unit_of(kernel: Kernel, checked: bool = False) -> Unit:
     text = ("# checked\n" if checked else "") + str(replace(kernel, origins=()))  # where it comes from does not matter
     name = "kernel_" + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     return Unit(name, text, lambda processor: kernel_text(kernel, processor, name, checked))
+
+
+def source_of(kernel: Kernel, checked: bool = False) -> str:
+    """The text that LLVM is given."""
+    return unit_of(kernel, checked).llvm(host_processor())
+
+
+def built_from(kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:
+    """Another text for a kernel, edited by hand: the name that its code goes by, and the code."""
+    name = "kernel_" + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    renamed = text.replace(unit_of(kernel, checked).name, name)
+    return name, compiled([Unit(name, text, lambda processor: renamed)], host_processor())[0]

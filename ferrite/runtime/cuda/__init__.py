@@ -2,7 +2,16 @@
 
 from ferrite.runtime.cuda.driver import CudaError, Driver, Function, LibCuda, libcuda
 from ferrite.runtime.cuda.graphs import Recordable, graphs_of
-from ferrite.runtime.cuda.kernels import CudaKernel, Processor, build, kernel_from, launcher_of, writers_in
+from ferrite.runtime.cuda.kernels import (
+    CudaKernel,
+    Processor,
+    build,
+    built_from,
+    kernel_from,
+    launcher_of,
+    source_of,
+    writers_in,
+)
 from ferrite.runtime.cuda.recording import Recorder, Recordings
 from ferrite.runtime.cuda.runs import cuda_run
 
@@ -17,10 +26,12 @@ __all__ = [
     "Recorder",
     "Recordings",
     "build",
+    "built_from",
     "cuda_run",
     "graphs_of",
     "kernel_from",
     "launcher_of",
     "libcuda",
+    "source_of",
     "writers_in",
 ]

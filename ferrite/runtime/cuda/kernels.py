@@ -193,6 +193,19 @@ def build(
     return [unit.name for unit in units], {**code, **tables, **launcher_code(store)}
 
 
+def source_of(kernel: Kernel, processor: Processor) -> str:
+    """The text that Triton is given."""
+    return str(unit_of(kernel, processor).request["source"])
+
+
+def built_from(kernel: Kernel, processor: Processor, text: str) -> tuple[str, bytes]:
+    """Another text for a kernel, edited by hand: the name that its code goes by, and the code."""
+    unit = unit_of(kernel, processor)
+    request = {**unit.request, "source": text}
+    name = name_of(request)
+    return name, code_of([CudaUnit(name, request, unit.facts)])[name]
+
+
 def launcher_code(store: KernelStore | None) -> dict[str, bytes]:
     """The native function that launches runs, for the processor of this process; none where there is no LLVM."""
     if find_spec("llvmlite") is None:
