@@ -1,4 +1,4 @@
-"""`python -m ferrite COMMAND`: doctor, demo, compile, options, ops, cache. Each prints help with --help."""
+"""`python -m ferrite COMMAND`: doctor, demo, compile, options, ops, cache, comm-bench. Each prints help with --help."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ferrite import __version__
-from ferrite.cli import cache, demo, doctor, ops, options
+from ferrite.cli import cache, comm_bench, demo, doctor, ops, options
 from ferrite.cli import compile as compile_command
 from ferrite.errors import FerriteError
 
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ferrite", description="A compiler for PyTorch models.")
     parser.add_argument("--version", action="version", version=f"ferrite {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (doctor, demo, compile_command, options, ops, cache):
+    for command in (doctor, demo, compile_command, options, ops, cache, comm_bench):
         command.add_parser(commands)
     chosen = parser.parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):

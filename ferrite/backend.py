@@ -37,11 +37,22 @@ from ferrite.codegen import Executable, Recording, named_objects, verify_host
 from ferrite.collector import garbage_waits
 from ferrite.debug import Compilation, Dump, DumpFolder, GraphRecord, as_data, from_data, partition_record, plan_record
 from ferrite.errors import FerriteError, NotLowered, Refusal, warn_user
-from ferrite.graph import Places, note_autocast, users_in_order
+from ferrite.graph import Places, has_collectives, note_autocast, users_in_order
 from ferrite.ir.program import Program, verify_program
 from ferrite.lower import call_instead, correct_forecasts, lower_graph, no_threads, refused_by_eager, strides_of_outputs
 from ferrite.options import Options, resolve
-from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
+from ferrite.passes import (
+    FREEZE,
+    JOINT,
+    POST_GRAD,
+    PRE_GRAD,
+    all_agreed,
+    captured_communication,
+    check_ranks,
+    checked_options,
+    communication_identity,
+    communication_of,
+)
 from ferrite.passes.freezing import inlined_with_record
 from ferrite.passes.pre_grad import add_values, numerics_checked, reason_to_leave, values_to_examples
 from ferrite.pipeline import Fuel, PassRecord, Pipeline, devices_in, no_times
@@ -231,11 +242,13 @@ def compile_passed(
     comes first, if it is still to come."""
     options = compilation.options
     targets = targets_for(options, devices_in(graph.gm.graph))
+    communicates = has_collectives(graph.gm.graph)
     with compilation.stage("cache"):
         store, places = cache.open_store(options), Places(graph.gm)  # as it was captured: stages edit it
 
     def key() -> cache.Key:
         more = {"first stage": "joint" if joint else "post_grad", "tuning": tuning_identity(options)}
+        more |= {"communication": communication_identity(graph.gm.graph, options)} if communicates else {}
         sources, machines = cache.source_digest(store), "; ".join(target.identity() for target in targets.values())
         return cache.graph_key(graph, options, target=machines or "any", sources=sources, more=more)
 
@@ -249,7 +262,7 @@ def compile_passed(
 
     with compilation.stage("cache"):
         lookup = cache.look_up(store, key, f"{graph.kind.value} graph", read, options.strict)
-    if lookup.found is not None:
+    if lookup.found is not None and agrees_with_others(lookup.found[1], options):
         function, record = lookup.found
         return compilation.finished(function, record, before, lookup.outcome)
     with compilation.stage("cache"):
@@ -261,7 +274,9 @@ def compile_passed(
     known_threads = random_threads if recording is None else no_threads  # a recording knows torch's kernels alone
     tuner = tuner_for(options, here)
     compilation.times = tuner or no_times
+    captured = captured_communication(graph.gm, options) if communicates else None
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
+    communication = communication_of(graph.gm, options, captured) if captured is not None else None
     if tuner is not None:
         tuner.save()
     while True:
@@ -286,6 +301,9 @@ def compile_passed(
         compilation.record.recordings += [recorder.counts for recorder in recorders]
         function = load_host(source, runs_of(executable, here), objects, recorders, run_in_eager(graph.gm))
         record = plan_record(graph, plan, source.commented, passes, source.not_recorded)
+        record = replace(record, communication=communication)
+    if communication is not None:
+        check_ranks(communication, record.kind, record.line, options)
     with compilation.stage("cache"):
         if known is not None and index is not None:
             uncompiled = Refusal("it was not compiled to kernels") if here != targets else None
@@ -293,6 +311,17 @@ def compile_passed(
             note = "; ".join(kernels.problems)
             lookup.publish(lambda: as_entry(executable, objects, as_data(record, index), index, refusal, note))
     return compilation.finished(function, record, before, lookup.outcome)
+
+
+def agrees_with_others(record: GraphRecord, options: Options) -> bool:
+    """Whether a program from the cache sends what the programs of other ranks expect."""
+    communication = record.communication
+    if communication is None:
+        return True
+    if not all_agreed(communication.decisions):
+        return False
+    check_ranks(communication, record.kind, record.line, options)
+    return True
 
 
 def kept_for_backward(graph: CapturedGraph) -> list[int]:
