@@ -51,7 +51,7 @@ from ferrite.debug import (
     plan_record,
 )
 from ferrite.errors import FerriteError, NotLowered, Refusal, warn_user
-from ferrite.graph import Places, note_autocast, users_in_order
+from ferrite.graph import Places, has_collectives, note_autocast, users_in_order
 from ferrite.ir.program import Program, verify_program
 from ferrite.lower import (
     call_instead,
@@ -63,7 +63,18 @@ from ferrite.lower import (
     strides_of_outputs,
 )
 from ferrite.options import Options, resolve
-from ferrite.passes import FREEZE, JOINT, POST_GRAD, PRE_GRAD, checked_options
+from ferrite.passes import (
+    FREEZE,
+    JOINT,
+    POST_GRAD,
+    PRE_GRAD,
+    all_agreed,
+    captured_communication,
+    check_ranks,
+    checked_options,
+    communication_identity,
+    communication_of,
+)
 from ferrite.passes.freezing import inlined_with_record
 from ferrite.passes.pre_grad import add_values, numerics_checked, reason_to_leave, values_to_examples
 from ferrite.pipeline import PassRecord, Pipeline, devices_in, no_times
@@ -264,11 +275,13 @@ def compile_passed(
     comes first, if it is still to come."""
     options = compilation.options
     targets = targets_for(options, devices_in(graph.gm.graph))
+    communicates = has_collectives(graph.gm.graph)
     with compilation.stage("cache"):
         store, places = cache.open_store(options), Places(graph.gm)  # as it was captured: stages edit it
 
     def key() -> cache.Key:
         more = {"first stage": "joint" if joint else "post_grad", "tuning": tuning_identity(options)}
+        more |= {"communication": communication_identity(graph.gm.graph, options)} if communicates else {}
         sources, machines = cache.source_digest(store), "; ".join(target.identity() for target in targets.values())
         return cache.graph_key(graph, options, target=machines or "any", sources=sources, more=more)
 
@@ -284,7 +297,7 @@ def compile_passed(
     with compilation.stage("cache"):
         takes = options.report is None
         lookup = cache.look_up(store, key, f"{graph.kind.value} graph", read, options.strict, takes)
-    if lookup.found is not None:
+    if lookup.found is not None and agrees_with_others(lookup.found[1], options):
         function, record = lookup.found
         return compilation.finished(function, record, before, lookup.outcome)
     with compilation.stage("cache"):
@@ -296,7 +309,9 @@ def compile_passed(
     known_threads = random_threads if recording is None else no_threads  # a recording knows torch's kernels alone
     tuner = tuner_for(options, here)
     compilation.times = tuner or no_times
+    captured = captured_communication(graph.gm, options) if communicates else None
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
+    communication = communication_of(graph.gm, options, captured) if captured is not None else None
     if tuner is not None and options.report is not None:
         compilation.record.tuning |= tuner.asked
     if options.fuel_stage == "lower":
@@ -331,8 +346,11 @@ def compile_passed(
         watch = None if times is None else times.call
         in_eager = run_in_eager(graph.gm)
         record = plan_record(graph, plan, source.commented, passes, source.not_recorded)
+        record = replace(record, communication=communication)
         ranges = ranges_of(executable, here, runs, functools.partial(kernel_names, record.kernels))
         function = load_host(source, runs, objects, recorders, in_eager, ranges, watch)
+    if communication is not None:
+        check_ranks(communication, record.kind, record.line, options)
     with compilation.stage("cache"):
         if known is not None and index is not None:
             uncompiled = Refusal("it was not compiled to kernels") if here != targets else None
@@ -345,6 +363,17 @@ def compile_passed(
 def objects_text(objects: Mapping[str, Any]) -> str:
     """How the objects that a program names can be made again."""
     return json.dumps({name: object_source(value) for name, value in objects.items()}, indent=2) + "\n"
+
+
+def agrees_with_others(record: GraphRecord, options: Options) -> bool:
+    """Whether a program from the cache sends what the programs of other ranks expect."""
+    communication = record.communication
+    if communication is None:
+        return True
+    if not all_agreed(communication.decisions):
+        return False
+    check_ranks(communication, record.kind, record.line, options)
+    return True
 
 
 def kept_for_backward(graph: CapturedGraph) -> list[int]:

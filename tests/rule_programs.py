@@ -599,6 +599,19 @@ EXCEPT = {
     "training_channels_last_on_gpu": "the same",
     "post_grad/move_constructors_to_gpu": "needs a GPU",
     "post_grad/decompose_triton_kernel_wrapper_functional": "needs a GPU",
+    **dict.fromkeys(
+        (
+            "post_grad/remove_fsdp2_unsharded_param_graph_input_usage",
+            "post_grad/fuse_ddp_communication",
+            "post_grad/decompose_collectives",
+            "post_grad/dedup_reduce_scatter",
+            "post_grad/bucket_reduce_scatter",
+            "post_grad/bucket_all_reduce",
+            "post_grad/bucket_all_gather",
+            "post_grad/overlap_scheduling",
+        ),
+        "needs several processes: tests/distributed/",
+    ),
 }
 
 

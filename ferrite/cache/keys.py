@@ -142,6 +142,7 @@ def own_passes(options: Options, stages: tuple[str, ...]) -> Iterator[tuple[str,
     for place, step in enumerate(options.passes):
         if step.stage in stages:
             facts = f"{step.stage} {step.after} {step.before} {step.scope} {step.device} {step.required}"
+            facts += " with collectives" if step.with_collectives else ""
             yield f"pass {step.name}", f"{place} {facts} {identity(step.function)}"
     for name in FIELDS:
         if TYPES[name] is Any and name.startswith(stages):

@@ -191,3 +191,35 @@ def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         targets[0].copy_(sources[0])
     elif targets:
         torch._foreach_copy_(targets, sources)
+
+
+# --- process groups ---------------------------------------------------------------------------------------------------
+
+
+def process_group(name: str) -> Any | None:
+    """The process group of this process that has a name; None where there is none."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    from torch.distributed import distributed_c10d
+
+    try:
+        return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]
+    except (RuntimeError, ValueError, KeyError):
+        return None
+
+
+def ranks_of_group(name: str) -> tuple[int, ...] | None:
+    """The ranks of a process group by its name, as the whole job counts them; None where it is not known."""
+    group = process_group(name)
+    return None if group is None else tuple(torch.distributed.get_process_group_ranks(group))
+
+
+def store_of_job() -> Any | None:
+    """Where the processes of this job leave notes for each other; None without one, or where they are only imagined."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    from torch.distributed import distributed_c10d
+
+    if torch.distributed.get_backend() == "fake" or torch.distributed.get_world_size() < 2:
+        return None
+    return distributed_c10d._get_default_store()

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 
 from ferrite.cache import Outcome
 from ferrite.capture import torch_api
+from ferrite.debug.communication import Communication
 from ferrite.debug.details import GraphDetails
 from ferrite.errors import FerriteError, Refusal, layout
 from ferrite.graph import ModelLine
 from ferrite.options import STAGES, Options
+from ferrite.passes import CommunicationRecord
 from ferrite.pipeline import PassRecord
 from ferrite.runtime.cuda import Recordings
 from ferrite.schedule import FusionRefusal
@@ -88,6 +90,7 @@ class GraphRecord:
     not_fused: tuple[FusionRefusal, ...] = ()
     memory: PeakMemory | None = None
     not_recorded: tuple[Refusal, ...] = ()
+    communication: CommunicationRecord | None = None  # where it has collectives
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,12 @@ class CompileRecord:
         """Why work of a GPU is in no CUDA graph, where these were asked for: steps, then calls, each reason once."""
         reasons = [str(refusal) for graph in self.graphs for refusal in graph.not_recorded]
         return tuple(dict.fromkeys([*reasons, *(note for each in self.recordings for note in each.notes)]))
+
+    @property
+    def communication(self) -> Communication:
+        """The collectives of all graphs, with what they should cost; prints as a table."""
+        found = ((graph.kind, graph.communication) for graph in self.graphs)
+        return Communication(tuple((kind, each) for kind, each in found if each is not None))
 
     @property
     def eager_calls(self) -> tuple[EagerCall, ...]:

@@ -38,9 +38,9 @@ from ferrite.graph.facts import (
     stream_of,
 )
 from ferrite.graph.gradients import Gradients, says_so
-from ferrite.graph.order import PLACE, stable_topological_sort, users_in_order
+from ferrite.graph.order import PLACE, GraphCycle, stable_topological_sort, users_in_order
 from ferrite.graph.places import Place, PlaceIndex, Places
-from ferrite.graph.regions import USER_KERNEL, WRITTEN_AFTER, Regions, has_effect, is_random, mutates
+from ferrite.graph.regions import USER_KERNEL, WRITTEN_AFTER, Regions, has_collectives, has_effect, is_random, mutates
 from ferrite.graph.scatters import VIEW_SCATTERS, eager_refuses
 from ferrite.graph.source import TORCH_FOLDER, first_model_line, model_line
 from ferrite.graph.torch_calls import (
@@ -88,6 +88,7 @@ __all__ = [
     "Aliases",
     "CannotRun",
     "Gradients",
+    "GraphCycle",
     "MetadataUpdater",
     "MissingValue",
     "ModelLine",
@@ -115,6 +116,7 @@ __all__ = [
     "fingerprint",
     "first_model_line",
     "guards_in",
+    "has_collectives",
     "has_effect",
     "innermost_first",
     "input_storages",

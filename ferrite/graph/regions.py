@@ -60,6 +60,19 @@ def is_wait(node: torch.fx.Node) -> bool:
     return is_collective(node) and _name(node.target).startswith("wait_tensor")
 
 
+def has_collectives(graph: torch.fx.Graph) -> bool:
+    """Whether something in a graph waits for an exchange between processes. Looks at no node."""
+    wait = _wait_operator()
+    return wait is not None and bool(graph.find_nodes(op="call_function", target=wait, sort=False))
+
+
+@functools.cache
+def _wait_operator() -> Any | None:
+    """torch built without torch.distributed has none."""
+    packet = getattr(getattr(torch.ops, "_c10d_functional"), "wait_tensor", None)  # noqa: B009  # it is no attribute
+    return None if packet is None else packet.default
+
+
 class Regions:
     """The mutation region of each node of a graph as it is now. Linear to build.
 

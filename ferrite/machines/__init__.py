@@ -3,6 +3,7 @@
     cpu             processors: caches, vectors, threads, tiles; what calls of torch cost
     beside_torch    where kernels of our own are as fast as those of the libraries that torch has
     gpu             GPUs; gpu_attention: how attention is arranged there
+    network         links between processes: what collectives cost
 
 A number about a machine is a field here, with its measurement beside it, and nowhere else a constant. Passes and
 lowering, which have a device and no target, ask `machine_of` (or `host_machine` and `gpu_machine`, where the device is
@@ -22,6 +23,7 @@ from ferrite.machines.cpu import NEOVERSE_N1, XEON, Machine
 from ferrite.machines.gpu import H200, GpuMachine, MatrixSpeeds
 from ferrite.machines.gpu_attention import AttentionBlocks, AttentionMachine
 from ferrite.machines.known import MACHINES, AnyMachine, gpu_machine, host_machine, machine_of
+from ferrite.machines.network import GroupShape, InvalidNetwork, Link, Network, fitted, network_of, parse_network
 
 __all__ = [
     "H200",
@@ -37,11 +39,18 @@ __all__ = [
     "BesideTorch",
     "DepthwiseWindow",
     "GpuMachine",
+    "GroupShape",
+    "InvalidNetwork",
+    "Link",
     "Machine",
     "MatrixProduct",
     "MatrixSpeeds",
+    "Network",
     "beside_cublas",
+    "fitted",
     "gpu_machine",
     "host_machine",
     "machine_of",
+    "network_of",
+    "parse_network",
 ]

@@ -97,6 +97,8 @@ class Machine:
     # The cost of a call was not measured by itself: what comes of it is the table in `passes/pre_grad/horizontal.py`.
     call_seconds: float = 4e-6
     copy_bytes_per_second: float = 1e10
+    # Of matrix products in 32 bits, with all threads: two cores of an N1 have 6.2e10 in OpenBLAS, and can have 8e10.
+    product_flops: float = 6e10
     # A stack and what takes it apart cost about half of a small call for each member, and 15 microseconds: tiny calls,
     # by the bytes of an operand, are one where they are so many.
     min_tiny_calls: int = 32
@@ -123,6 +125,10 @@ class Machine:
         """How many elements one vector instruction handles where values of these types are computed."""
         widest = max((dtype.itemsize for dtype in dtypes), default=4)
         return max(self.vector_bytes // max(widest, 1), 1)
+
+    def flops_per_second(self, itemsize: int) -> float:
+        """Of matrix products on elements of so many bytes; shorter ones are computed in 32 bits."""
+        return self.product_flops * min(4 / itemsize, 1.0)
 
     @property
     def product_tile(self) -> tuple[int, int]:

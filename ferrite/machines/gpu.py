@@ -212,5 +212,9 @@ class GpuMachine:
     # Measured: 4 small kernels take 55 us one by one and 24 as a graph, 16 take 100 and 52.
     min_graph_launches: int = 3
 
+    def flops_per_second(self, itemsize: int) -> float:
+        """Of matrix products on elements of so many bytes."""
+        return self.matrix_speeds.flops * 2 / max(itemsize, 1)
+
 
 H200 = GpuMachine()

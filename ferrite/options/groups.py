@@ -331,6 +331,19 @@ class PostGrad:
         "our own, arranged as it says. With `max_autotune` what it lacks is measured and added to it. One of another "
         "GPU, or of other versions of torch and Triton, is not used, and a warning says why.",
     )
+    distributed: Literal["off", "auto"] | Choices = option(
+        "auto",
+        env="FERRITE_DISTRIBUTED",
+        doc="Collectives in a graph: left as they are; merged and moved where the cost model of the network shows a "
+        "gain; or the passes that may do so, and no others: names, or settings by name, as in "
+        '`{"bucket_ag": {"cap_mb": 100}, "overlap": {}}`. Graphs without collectives are not looked at.',
+    )
+    network: Path | None = option(
+        None,
+        env="FERRITE_NETWORK",
+        doc="What communication costs, a text file of `python -m ferrite comm-bench`, the same for every rank. "
+        "Without, figures of usual links are assumed.",
+    )
     own_convolutions: Literal["off", "auto", "always"] = option(
         "auto",
         env="FERRITE_OWN_CONVOLUTIONS",

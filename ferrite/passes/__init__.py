@@ -18,6 +18,16 @@ from ferrite.passes.freezing import FREEZE, freezing_passes, inline_parameters, 
 from ferrite.passes.joint import JOINT, joint_graph_passes
 from ferrite.passes.names import with_full_names
 from ferrite.passes.post_grad import POST_GRAD, check_fusions, post_grad_passes
+from ferrite.passes.post_grad.distributed import (
+    CollectiveRecord,
+    CommunicationRecord,
+    all_agreed,
+    captured_communication,
+    check_distributed,
+    check_ranks,
+    communication_identity,
+    communication_of,
+)
 from ferrite.passes.pre_grad import PRE_GRAD, pre_grad_passes, sum_of_linears
 from ferrite.passes.pre_grad.horizontal import Horizontal, Limits
 from ferrite.passes.pre_grad.numeric_check import check_settings
@@ -32,9 +42,16 @@ __all__ = [
     "PIPELINES",
     "POST_GRAD",
     "PRE_GRAD",
+    "CollectiveRecord",
+    "CommunicationRecord",
+    "all_agreed",
     "all_rules",
     "candidate",
+    "captured_communication",
+    "check_ranks",
     "checked_options",
+    "communication_identity",
+    "communication_of",
     "describe",
     "freezing_passes",
     "inline_parameters",
@@ -51,6 +68,7 @@ def checked_options(options: Options) -> Options:
     """The options with passes by their full names; a UserError for a name that no pass or group of rewrites has."""
     check_fusions(options)
     check_settings(options)
+    check_distributed(options)
     if not isinstance(options.horizontal, str):
         check_choices("horizontal", options.horizontal, horizontal_rules(), "rule")
     if not isinstance(options.split_cat, str):

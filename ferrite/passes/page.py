@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ferrite.options import described
 from ferrite.passes import PIPELINES
+from ferrite.passes.post_grad import distributed
 from ferrite.passes.post_grad.groups import SETTINGS
 from ferrite.rewrite import AnyRule
 
@@ -39,6 +40,8 @@ def reference_page(names: Iterable[Mapping[str, str]]) -> str:
                 rows += [rule_row(rule) for rule in step.rules]
     rows += ["", FUSION_SETTINGS, "| name | settings |", "|---|---|"]
     rows += [f"| `{name}` | {described(kind)} |" for name, kind in SETTINGS.items()]
+    rows += ["", DISTRIBUTED_SETTINGS, "| name | settings |", "|---|---|"]
+    rows += [f"| `{name}` | {described(kind)} |" for name, kind in distributed.SETTINGS.items()]
     rows += ["", NAMES, "| stage | name there | here | test |", "|---|---|---|---|"]
     rows += [f"| {row['stage']} | `{row['name']}` | {row['here']} | `{row['test']}` |" for row in names]
     return "\n".join(rows) + "\n"
@@ -56,6 +59,12 @@ FUSION_SETTINGS = """## Names in `post_grad_fusions`
 
 Each with the settings it takes and their defaults: `options={"post_grad_fusions": {"batch_aten_tanh": {"depth": 9}}}`,
 or `FERRITE_POST_GRAD_FUSIONS=batch_aten_tanh:depth=9,decompose_mm_pass`.
+"""
+
+DISTRIBUTED_SETTINGS = """## Names in `distributed`
+
+Each with the settings it takes and their defaults ([distributed.md](distributed.md)):
+`options={"distributed": {"bucket_ag": {"cap_mb": 100}, "overlap": {}}}`.
 """
 
 NAMES = """## Names from Inductor

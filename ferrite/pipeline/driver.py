@@ -19,6 +19,7 @@ from ferrite.graph import (
     Snapshot,
     body_of,
     fake_value,
+    has_collectives,
     leaves,
     produces_value,
     stable_topological_sort,
@@ -161,6 +162,8 @@ def reason_to_skip(
         return f"{step.scope} only"
     if step.device and step.device not in devices_in(graph):
         return f"nothing on {step.device}"
+    if step.with_collectives and not has_collectives(graph):
+        return "no collectives"
     if not context.fuel.left and not step.required:
         return "out of fuel"
     return ""

@@ -45,6 +45,7 @@ class GraphPass:
     before: tuple[str, ...] = ()
     scope: Scope = "always"
     device: str = ""  # run only where some value of the graph is on a device of this type
+    with_collectives: bool = False  # run only where the graph has collectives
     required: bool = False
     alone: Callable[..., torch.fx.GraphModule] | None = field(default=None, compare=False)  # how to run it by itself
     keeps_values: bool = False  # calls are only spelled otherwise: no value has to be computed again
@@ -87,6 +88,7 @@ def graph_pass(
     before: str | Sequence[str] = (),
     scope: Scope = "always",
     device: str = "",
+    with_collectives: bool = False,
     required: bool = False,
     keeps_values: bool = False,
     alone: Callable[..., torch.fx.GraphModule] | None = None,
@@ -103,6 +105,7 @@ def graph_pass(
             before=before,
             scope=scope,
             device=device,
+            with_collectives=with_collectives,
             required=required,
             keeps_values=keeps_values,
             alone=alone,
@@ -119,6 +122,7 @@ def graph_pass(
         before=(before,) if isinstance(before, str) else tuple(before),
         scope=scope,
         device=device,
+        with_collectives=with_collectives,
         required=required,
         keeps_values=keeps_values,
         alone=alone,

@@ -15,6 +15,16 @@ from ferrite.passes.post_grad.cleanup import (
     remove_profiler_ops,
 )
 from ferrite.passes.post_grad.cpu_fusions import mkldnn_fusion
+from ferrite.passes.post_grad.distributed import (
+    bucket_all_gather,
+    bucket_all_reduce,
+    bucket_reduce_scatter,
+    decompose_collectives,
+    dedup_reduce_scatter,
+    fuse_ddp_communication,
+    overlap_scheduling,
+    remove_fsdp2_unsharded_param_graph_input_usage,
+)
 from ferrite.passes.post_grad.gpu_convolutions import convolutions_on_gpu
 from ferrite.passes.post_grad.grouped_linear import concat_linear_woq_int4, grouped_gemm_pass
 from ferrite.passes.post_grad.groups import (
@@ -46,14 +56,20 @@ from ferrite.pipeline import Pipeline
 __all__ = [
     "POST_GRAD",
     "b2b_gemm_pass",
+    "bucket_all_gather",
+    "bucket_all_reduce",
+    "bucket_reduce_scatter",
     "chain_random_ops",
     "check_fusions",
     "concat_linear_woq_int4",
     "decompose_auto_functionalized",
+    "decompose_collectives",
     "decompose_map_to_while_loop",
     "decompose_scan_to_while_loop",
     "decompose_triton_kernel_wrapper_functional",
+    "dedup_reduce_scatter",
     "eliminate_dead_code",
+    "fuse_ddp_communication",
     "group_batch_fusion_passes",
     "grouped_gemm_pass",
     "kernel_patterns",
@@ -61,6 +77,7 @@ __all__ = [
     "mkldnn_fusion",
     "move_constructors_to_gpu",
     "note_random_order",
+    "overlap_scheduling",
     "own_convolutions",
     "own_products",
     "partitioned_scatter",
@@ -72,6 +89,7 @@ __all__ = [
     "quantized_fusion",
     "reinplace_inplaceable_ops",
     "remove_assert_ops",
+    "remove_fsdp2_unsharded_param_graph_input_usage",
     "remove_noop_ops",
     "remove_profiler_ops",
     "reorder_for_locality",
@@ -86,6 +104,7 @@ POST_GRAD = Pipeline(
     (
         note_random_order,
         view_to_reshape,
+        remove_fsdp2_unsharded_param_graph_input_usage,
         eliminate_dead_code,
         reorder_for_locality,
         post_grad_custom_pre_pass,
@@ -106,9 +125,16 @@ POST_GRAD = Pipeline(
         b2b_gemm_pass,
         own_products,
         lay_out_products,
+        fuse_ddp_communication,
         post_grad_custom_post_pass,
         chain_random_ops,
         move_constructors_to_gpu,
+        decompose_collectives,
+        dedup_reduce_scatter,
+        bucket_reduce_scatter,
+        bucket_all_reduce,
+        bucket_all_gather,
+        overlap_scheduling,
         # from here on graphs are no longer functional: nothing that moves nodes may follow
         reinplace_inplaceable_ops,
         decompose_triton_kernel_wrapper_functional,

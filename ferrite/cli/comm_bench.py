@@ -1,0 +1,151 @@
+"""`torchrun --nproc-per-node 8 -m ferrite comm-bench network.txt`: what communication costs here, as a record."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ferrite.errors import UserError
+from ferrite.machines import GroupShape, Link, Network, fitted
+
+REPEATS = 5
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "comm-bench",
+        help="measure collectives, for the option network",
+        description="Measure collectives among the processes that torchrun started, and write a record for the option "
+        "`network`: torchrun --nproc-per-node 2 -m ferrite comm-bench network.txt",
+    )
+    parser.add_argument("file", type=Path, help="where the record goes")
+    parser.add_argument("--backend", help="of torch.distributed; nccl where there are GPUs, else gloo")
+    parser.add_argument("--largest", type=int, default=24, help="bytes of the largest message, as a power of two (24)")
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    if "RANK" not in os.environ:
+        raise UserError(
+            "comm-bench measures between processes, and this one is alone",
+            {"to change that": "torchrun --nproc-per-node 2 -m ferrite comm-bench network.txt"},
+        )
+    if not 12 <= chosen.largest <= 32:
+        raise UserError(f"--largest is {chosen.largest}", {"expected": "a whole number from 12 to 32"})
+    network = measured(chosen.backend, chosen.largest)
+    if int(os.environ["RANK"]) == 0:
+        chosen.file.write_text(str(network))
+        print(network, end="")
+    return 0
+
+
+def measured(backend: str | None, largest: int) -> Network:
+    """The network between the ranks of this job. Every rank gets the same: what the slowest saw."""
+    dist = torch.distributed
+    on_gpu = torch.cuda.is_available() and backend != "gloo"
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    backend = backend or ("nccl" if on_gpu else "gloo")
+    dist.init_process_group(backend)
+    try:
+        world, here = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+        if world < 2:
+            raise UserError(
+                "comm-bench measures between processes, and there is one", {"expected": "two or more ranks"}
+            )
+        sizes = [1 << power for power in range(10, largest + 1, 2)]
+        inside = between = None
+        if here > 1:
+            machines = [list(range(first, min(first + here, world))) for first in range(0, world, here)]
+            groups = [dist.new_group(ranks) for ranks in machines]
+            inside = links(groups[dist.get_rank() // here], here, device, sizes)
+        if here < world:
+            between = links(dist.group.WORLD, world, device, sizes)
+        where = f"{backend}, torch {torch.__version__}, {world} ranks"
+        return Network(inside or between or {}, between or inside or {}, here, where)
+    finally:
+        dist.destroy_process_group()
+
+
+def links(group: Any, ranks: int, device: torch.device, sizes: list[int]) -> dict[str, Link]:
+    """A link for each kind, such that `Network.seconds` gives back what was measured."""
+    found: dict[str, Link] = {}
+    for kind, collective in COLLECTIVES.items():
+        times = {size: seconds(collective, size, group, ranks, device) for size in sizes}
+        found[kind] = per_step(kind, fitted(times), ranks)
+    return found
+
+
+def per_step(kind: str, whole: Link, ranks: int) -> Link:
+    """Of seconds of a whole collective by its bytes, what one step and one link have to do with it."""
+    unit = Network({kind: Link(1.0, 1e300)}, {}, ranks_per_machine=1 << 30)
+    shape = GroupShape(ranks)
+    latency = unit.seconds(kind, 0, shape)
+    one = Network({kind: Link(0.0, 1.0)}, {}, ranks_per_machine=1 << 30).seconds(kind, 1, shape)
+    return Link(whole.latency / latency, whole.bandwidth * one)
+
+
+def seconds(collective: Collective, size: int, group: Any, ranks: int, device: torch.device) -> float:
+    """The median of some times, each that of the slowest rank."""
+    run_once = collective(size, group, ranks, device)
+    times = []
+    for repeat in range(REPEATS + 1):
+        torch.distributed.barrier(group)
+        start = time.perf_counter()
+        run_once()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if repeat:  # the first one makes connections
+            times.append(time.perf_counter() - start)
+    slowest = torch.tensor(statistics.median(times), device=device, dtype=torch.float64)
+    torch.distributed.all_reduce(slowest, op=torch.distributed.ReduceOp.MAX)
+    return float(slowest)
+
+
+Collective = Callable[[int, Any, int, torch.device], Callable[[], Any]]
+
+
+def all_gather(size: int, group: Any, ranks: int, device: torch.device) -> Callable[[], Any]:
+    whole = torch.zeros(ranks * max(size // ranks, 1), dtype=torch.uint8, device=device)
+    part = whole[: len(whole) // ranks].clone()
+    return lambda: torch.distributed.all_gather_into_tensor(whole, part, group=group)
+
+
+def reduce_scatter(size: int, group: Any, ranks: int, device: torch.device) -> Callable[[], Any]:
+    whole = torch.zeros(ranks * max(size // 4 // ranks, 1), device=device)
+    part = whole[: len(whole) // ranks].clone()
+    return lambda: torch.distributed.reduce_scatter_tensor(part, whole, group=group)
+
+
+def all_reduce(size: int, group: Any, ranks: int, device: torch.device) -> Callable[[], Any]:
+    whole = torch.zeros(max(size // 4, 1), device=device)
+    return lambda: torch.distributed.all_reduce(whole, group=group)
+
+
+def all_to_all(size: int, group: Any, ranks: int, device: torch.device) -> Callable[[], Any]:
+    whole = torch.zeros(ranks * max(size // ranks, 1), dtype=torch.uint8, device=device)
+    other = torch.empty_like(whole)
+    return lambda: torch.distributed.all_to_all_single(other, whole, group=group)
+
+
+def broadcast(size: int, group: Any, ranks: int, device: torch.device) -> Callable[[], Any]:
+    whole = torch.zeros(size, dtype=torch.uint8, device=device)
+    first = torch.distributed.get_process_group_ranks(group)[0]
+    return lambda: torch.distributed.broadcast(whole, first, group=group)
+
+
+COLLECTIVES: Mapping[str, Collective] = {
+    "all_gather": all_gather,
+    "reduce_scatter": reduce_scatter,
+    "all_reduce": all_reduce,
+    "all_to_all": all_to_all,
+    "broadcast": broadcast,
+}

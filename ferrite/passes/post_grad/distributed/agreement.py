@@ -1,0 +1,67 @@
+"""What ranks decide about collectives, they decide alike: else one would send what another does not expect, for ever.
+
+Every decision follows from what all ranks know: the collectives of the graph, the options, the network. But one rank
+may compile for another batch than the others. So the first rank that decides about some collectives leaves a note in
+the store of the job, and whoever has the same collectives, and options, does what it says. Nobody waits for anybody: a
+rank that finds its program in the cache, or compiles alone, is not missed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+
+from ferrite.capture import torch_runtime
+from ferrite.options import Options, plain
+from ferrite.passes.post_grad.distributed.exchanges import Exchange
+
+# In the `meta` of a module: the decisions that its graph was rewritten by, each under what it is about.
+DECISIONS = "decisions about collectives"
+Decision = list[Any]  # of numbers, and of lists of numbers
+
+
+def signature(exchange: Exchange) -> str:
+    """What must be equal on every rank. Parts of uneven exchanges differ."""
+    types = " ".join(map(str, exchange.dtypes))
+    size = "" if exchange.kind in ("all_to_all", "send") else str(exchange.size)
+    return " ".join([exchange.kind, exchange.reduce_op, types, size, str(exchange.shape.size)])
+
+
+def decide(
+    gm: torch.fx.GraphModule, what: str, options: Options, exchanges: Sequence[Exchange], make: Callable[[], Decision]
+) -> Decision:
+    """A decision about the collectives of a graph: the first rank's that made it, or else one's own."""
+    groups: dict[str, int] = {}
+    numbered = [f"{groups.setdefault(each.group, len(groups))} {signature(each)}" for each in exchanges]
+    subject = hashlib.sha256("\n".join([what, repr(plain(options.distributed)), *numbered]).encode()).hexdigest()[:32]
+    names = "/".join(groups)  # of groups, which only their members share
+    key = f"{names}/{subject}"
+    decided: MutableMapping[str, str] = gm.meta.setdefault(DECISIONS, {})
+    known = noted(key)
+    text = known if known is not None else agreed(key, json.dumps(make()))
+    decided[key] = text
+    found: Decision = json.loads(text)
+    return found
+
+
+def noted(key: str) -> str | None:
+    store = torch_runtime.store_of_job()
+    name = f"ferrite/{key}"
+    if store is None or not store.check([name]):
+        return None
+    return str(store.get(name).decode())
+
+
+def agreed(key: str, text: str) -> str:
+    """The note under a key, which is this one if nobody was there before."""
+    store = torch_runtime.store_of_job()
+    return text if store is None else str(store.compare_set(f"ferrite/{key}", "", text).decode())
+
+
+def all_agreed(decisions: Mapping[str, str]) -> bool:
+    """Whether the decisions of a program from the cache are those of the other ranks, as far as these have any."""
+    return all(agreed(key, text) == text for key, text in decisions.items())

@@ -1,0 +1,68 @@
+"""How long the nodes of a graph take, from their operations and bytes: what collectives can hide behind.
+
+Rough, and the same on every rank: nothing is measured here, and nothing asked of the machine at hand but its kind.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from ferrite.capture import is_operator, is_view, torch_api
+from ferrite.graph import fake_value, is_elementwise, leaves
+from ferrite.machines import AnyMachine
+from ferrite.passes.post_grad.distributed.exchanges import BY_TARGET, WAIT, bytes_of, is_tensor
+
+aten = torch.ops.aten
+# What moves along with a collective: views, and copies that prepare its operand or take its result apart.
+LIGHT = (
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.cat.default,
+    aten.reshape.default,
+    aten.split_with_sizes.default,
+    aten.split.Tensor,
+    torch.ops.prims.convert_element_type.default,
+)
+
+
+def is_light(node: torch.fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    return node.target is operator.getitem or node.target in LIGHT or is_view_call(node)
+
+
+def is_view_call(node: torch.fx.Node) -> bool:
+    return is_operator(node.target) and is_view(node.target)
+
+
+def operations_of(node: torch.fx.Node) -> int:
+    """Multiplications and additions of a matrix product, a convolution or attention; 0 of anything else."""
+    from torch.utils.flop_counter import flop_registry
+
+    formula: Any = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if formula is None:
+        return 0
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), fake_value)
+    try:
+        return torch_api.size_hint(formula(*args, **kwargs, out_val=fake_value(node)))
+    except (TypeError, AssertionError, IndexError, ValueError):  # spelled in a way that the formula does not know
+        return 0
+
+
+def seconds_of(node: torch.fx.Node, machine: AnyMachine, operations: int) -> float:
+    """Elementwise work is taken to be part of what is before it, but for its result."""
+    if node.op != "call_function" or node.target is WAIT or node.target in BY_TARGET or is_light(node):
+        return 0.0
+    results = [leaf for leaf in leaves(fake_value(node)) if is_tensor(leaf)]
+    if not results:
+        return 0.0
+    size = sum(map(bytes_of, results))
+    if not is_elementwise(node.target):
+        given = (leaf for operand in node.all_input_nodes for leaf in leaves(fake_value(operand)) if is_tensor(leaf))
+        size += sum(map(bytes_of, given))
+    moving = size / machine.copy_bytes_per_second
+    itemsize = max(results[0].dtype.itemsize, 1)
+    return max(moving, operations / machine.flops_per_second(itemsize)) if operations else moving

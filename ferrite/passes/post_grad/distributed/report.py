@@ -1,0 +1,151 @@
+"""What the collectives of a graph do and cost, as plain data for the record: as captured, and as they are after passes.
+
+All times are forecasts of the cost model. They need no process but this one: in a process group of torch's backend
+`fake` they say what a step would look like on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ferrite.errors import ModelLine
+from ferrite.graph import describe_value, fake_value, leaves, model_line
+from ferrite.machines import AnyMachine, Network
+from ferrite.options import Options
+from ferrite.passes.post_grad.distributed.agreement import DECISIONS, signature
+from ferrite.passes.post_grad.distributed.exchanges import MEMBERS, WHY, is_tensor
+from ferrite.passes.post_grad.distributed.layout import Layout
+from ferrite.passes.post_grad.distributed.overlap import layout_of
+from ferrite.passes.post_grad.distributed.timeline import forecast
+
+
+@dataclass(frozen=True)
+class CollectiveRecord:
+    """One collective: what it moves among how many ranks, when it is on its way, for how long it is waited for, and why
+    it was not moved further or merged. `signature`: what must be equal on all ranks."""
+
+    kind: str
+    group: str
+    ranks: int
+    between_machines: bool
+    bytes: int
+    members: int
+    about: str
+    node: str
+    line: ModelLine | None
+    begin: float
+    end: float
+    exposed: float
+    why: str
+    signature: str
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class CapturedCommunication:
+    """The collectives before passes: how many, their seconds, and for how many of them one would wait."""
+
+    collectives: int
+    seconds: float
+    exposed: float
+
+
+@dataclass(frozen=True)
+class CommunicationRecord:
+    """The collectives of a graph, in the order in which they begin; what computing takes, and all of it. `decisions`:
+    what the ranks of a job have agreed on."""
+
+    collectives: tuple[CollectiveRecord, ...]
+    compute_seconds: float
+    total_seconds: float
+    captured: CapturedCommunication
+    decisions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Of collectives, one after the other."""
+        return sum(each.seconds for each in self.collectives)
+
+    @property
+    def exposed(self) -> float:
+        """Seconds in which nothing is computed, as something is waited for."""
+        return sum(each.exposed for each in self.collectives)
+
+    @property
+    def hidden(self) -> float:
+        """The part of communication that nobody waits for, from 0 to 1."""
+        return 1.0 if not self.seconds else max(1 - self.exposed / self.seconds, 0.0)
+
+
+NOTHING_CAPTURED = CapturedCommunication(0, 0.0, 0.0)
+
+
+def captured_communication(
+    gm: torch.fx.GraphModule, options: Options, network: Network | None = None, machine: AnyMachine | None = None
+) -> CapturedCommunication:
+    """What the collectives of a graph cost as they are."""
+    layout = layout_of(gm.graph, options, network=network, machine=machine, in_place=True)
+    if layout is None:
+        return NOTHING_CAPTURED
+    jobs = [layout.job(exchange) for exchange in layout.exchanges]
+    return CapturedCommunication(len(jobs), sum(job.seconds for job in jobs), forecast(jobs, layout.clock).waiting)
+
+
+def communication_of(
+    gm: torch.fx.GraphModule,
+    options: Options,
+    captured: CapturedCommunication,
+    network: Network | None = None,
+    machine: AnyMachine | None = None,
+) -> CommunicationRecord:
+    """The record of a graph after passes."""
+    layout = layout_of(gm.graph, options, network=network, machine=machine, in_place=True)
+    decisions = dict(gm.meta.get(DECISIONS, {}))
+    if layout is None:
+        return CommunicationRecord((), 0.0, 0.0, captured, decisions)
+    jobs = [layout.job(exchange) for exchange in layout.exchanges]
+    found = forecast(jobs, layout.clock)
+    records = []
+    for number, exchange in enumerate(layout.exchanges):
+        tensors = [
+            leaf for each in exchange.start.all_input_nodes for leaf in leaves(fake_value(each)) if is_tensor(leaf)
+        ]
+        records.append(
+            CollectiveRecord(
+                exchange.kind,
+                exchange.group,
+                exchange.shape.size,
+                layout.network.crosses_machines(exchange.shape),
+                exchange.size,
+                exchange.start.meta.get(MEMBERS, 1),
+                " ".join(filter(None, [exchange.reduce_op, *map(describe_value, tensors[:1])])),
+                exchange.start.name,
+                model_line(exchange.start),
+                found.begin[number],
+                found.end[number],
+                found.exposed[number],
+                reason(exchange.start.meta.get(WHY), found.exposed[number], layout, number),
+                signature(exchange),
+            )
+        )
+    return CommunicationRecord(tuple(records), layout.clock[-1], found.total, captured, decisions)
+
+
+def reason(noted: str | None, exposed: float, layout: Layout, number: int) -> str:
+    """Why a collective is waited for, or was not merged."""
+    if noted is not None:
+        return noted
+    job = layout.job(layout.exchanges[number])
+    if exposed <= 0:
+        return ""
+    room = layout.clock[job.needed] - layout.clock[job.available]
+    if room < job.seconds:
+        takes = f"it takes {job.seconds * 1e6:.0f} us"
+        return f"{takes}, and from what it needs to who needs it {room * 1e6:.0f} us are computed"
+    return "others of its group are on their way"
