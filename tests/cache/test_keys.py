@@ -344,6 +344,9 @@ IRRELEVANT = {
     "user_kernel": "the process that loads an entry launches its own; what it writes is in the text of the call",
     "index_inside": "set and read after the key is made",
     "memory of the model": "set and read while freezing",
+    "why_not_moved": "what a report says",
+    "decisions about collectives": "set and read after the key is made; the record in an entry has them",
+    "members_of_bucket": "set and read after the key is made",
 }
 
 
