@@ -52,12 +52,16 @@ from ferrite.ir.kernel import (
     Update,
     When,
     checks,
+    nodes_in,
     statement_numbers,
     walk,
 )
 from ferrite.ir.program import OPERATOR_OF_MODE
 from ferrite.schedule.gpu import ATOMIC_TYPES
 
+# Lanes side by side that a mask may tell apart where their number is no multiple of this: then none are loaded at once.
+MASKED_ELEMENTS = 16
+MAX_WRITTEN_TWICE = 200  # values
 ATOMIC_NAMES = {"add": "tl.atomic_add", "amax": "tl.atomic_max", "amin": "tl.atomic_min"}
 # No size of a kernel has such a name.
 PROGRAM, ROW_BLOCK, COLUMN_BLOCK = (
@@ -111,10 +115,34 @@ class Printer:
         places, programs = self.places(loops, counts)
         for item, block, at in zip(loops, blocks, places, strict=True):
             scope = self.spread(item, block, at, scope)
-        self.block(body, scope)
+        is_whole = None if kernel.problems or len(loops) != 1 else self.whole_block(loops[0], body, scope)
+        if is_whole is None:
+            self.block(body, scope)
+        else:
+            with module.indented(f"if {is_whole}:"):
+                self.block(body, replace(scope, masks=()))
+            self.barriers.clear()
+            with module.indented("else:"):
+                self.block(body, scope)
         if not module.lines:
             module.line("pass")
         return programs
+
+    def whole_block(self, item: Spread, body: tuple[Statement, ...], scope: Scope) -> str | None:
+        """Whether all lanes of a flat block count, as a condition: so it is in all programs but the last, and without a
+        mask they load and store vectors. None where masks are no hindrance, or where there is much to be written twice.
+        Measured: WHOLE_BLOCK_NOTE"""
+        extent = item.loop.axis.extent
+        bounds = [mask.bounds for mask in scope.masks]
+        if not self.stated or bounds != [0] or extent % number(MASKED_ELEMENTS) is ZERO:
+            return None
+        flat = all(isinstance(statement, Let | Store) for statement in body)
+        if not flat or sum(len(nodes_in(statement)) for statement in body) > MAX_WRITTEN_TWICE:
+            return None
+        evaluation = Evaluation(self.module, Scope())
+        base = self.module.bases[item.loop.axis]
+        limit, _ = evaluation.index(extent)
+        return f"{base} + {item.most} <= {limit.text}"
 
     def places(self, loops: list[Spread], counts: list[Index]) -> tuple[list[Index], Index]:
         """Which iteration or block of each loop a program has, and how many programs there are."""
