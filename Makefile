@@ -49,7 +49,8 @@ test-all: $(READY)  ## also the long sweeps
 	$(WITHOUT_GPU) -n $(WORKERS) --dist loadfile -m "not gpu" --check-bounds tests/contract tests/models tests/lower tests/fuzz
 
 test-gpu: $(READY)  ## the tests that need a GPU
-	$(PYTEST) -m gpu
+	$(PYTEST) -n $(WORKERS) -m "gpu and not slow"
+	$(PYTEST) -n $(WORKERS) -m "not slow and not lengthy" --device cuda tests/contract
 
 test-browser: $(READY)  ## the page of a report in a real browser: needs chromium and chromium-driver
 	@$(PIP) --no-build-isolation --editable '.[browser]'

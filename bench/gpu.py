@@ -367,7 +367,9 @@ def page(name: str, result: dict[str, Any]) -> str:
     """The rows as a table; what compiling took, or why it failed, behind them."""
     rows = result["rows"]
     columns = list(dict.fromkeys(key for row in rows for key in row if key not in ("notes", "profiles")))
-    lines = [f"# {name.capitalize()} on a GPU", "", f"Command: `python -m bench.gpu {name}`  ", f"Machine: {machine()}"]
+    command = name.replace("-large", " --size large")
+    title = f"# {name.removesuffix('-large').capitalize()} on a GPU{', large ones' if '-large' in name else ''}"
+    lines = [title, "", f"Command: `python -m bench.gpu {command}`  ", f"Machine: {machine()}"]
     facts = [f"{key}: {value}" for key, value in result.items() if key != "rows"]
     lines += ["", ", ".join(facts), ""] if facts else [""]
     lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]

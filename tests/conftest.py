@@ -21,6 +21,11 @@ torch._dynamo.utils.record_compilation_metrics = lambda *_: None
 # AOTAutograd makes twelve empty tensors of its fake kind for a random state that nothing here tracks, each time it is
 # entered and left: a tenth of a small function. One empty tensor serves as well: all that is asked of it is its size.
 EMPTY = torch.tensor(())
+# Files of tests that say nothing with `--device cuda`.
+NOT_ON_OTHER_DEVICES = {
+    "test_exceptions": "an error ends what a process can do on a GPU: tests/runtime/test_cuda_gpu_values.py has them",
+    "test_threads": "tests/runtime/test_cuda_gpu.py has them",
+}
 
 
 def no_random_state(self: PhiloxState) -> None:
@@ -56,14 +61,21 @@ def pytest_configure(config: pytest.Config) -> None:
 LONG_FILES_ARE_IN = ("models", "rules", "contract", "schedule", "cache", "targets", "project")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Folders with files of a minute come first: whichever process is left with the last file, it is a short one."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Folders with files of a minute come first: whichever process is left with the last file, it is a short one. On
+    another device some say nothing."""
 
     def place(item: pytest.Item) -> int:
         folder = item.path.parent.name
         return LONG_FILES_ARE_IN.index(folder) if folder in LONG_FILES_ARE_IN else len(LONG_FILES_ARE_IN)
 
     items.sort(key=place)
+    if config.getoption("--device") == "cpu":
+        return
+    for item in items:
+        item.add_marker(pytest.mark.usefixtures("few_processes"))
+        if (reason := NOT_ON_OTHER_DEVICES.get(item.path.stem)) is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish() -> None:

@@ -32,6 +32,7 @@ TINY = GpuMachine(
     step_elements=16,
     column_block=16,
     row_step_elements=16,
+    again_step_elements=16,
     line_bytes=16,
     sector_bytes=16,
     thread_elements=1,

@@ -133,8 +133,10 @@ class GpuMachine:
     column_elements: int = 16
     few_column_elements: int = 8
     held_column_elements: int = 64
-    # Elements that one program may scan though most of the machine is idle: three launches take as long.
+    # Elements that one program may scan though most of the machine is idle: three launches take as long. And those of
+    # a piece, at most, where a longer scan is shared: one block holds them. Neither was measured alone.
     long_scan_elements: int = 1 << 15
+    scan_piece_elements: int = 1 << 14
     # Elements of a row that a program sorts, and one thread's: of longer ones the source takes seconds to compile, the
     # more the more a thread has, and torch's own sorts have enough to do.
     max_sorted_elements: int = 256
@@ -159,10 +161,14 @@ class GpuMachine:
     # The sides of a block of a transposition.
     # Measured: 32768 x 1024 in f32, 70 us with 64, 80 with 32; in bf16 39 and 50 (the memory's time is 64 and 32).
     tile_side: int = 64
-    # Elements that one step of a loop takes: of columns, and of a row that is too long to be kept.
-    # Measured: softmax of 512 rows of 65536 in bf16, 60 us with 8192 shared by 16 warps, 64 with 4096, 77 with 2048.
+    # Elements that one step of a loop takes: of columns, of a row that is too long to be kept, and of one that is gone
+    # through several times, where fewer programs at one time leave more of their rows in the cache.
+    # Measured: sums of exponentials of 4096 rows of 50304 in bf16, 113 us with 4096 shared by 8 warps, 121 with 8192
+    # (the memory's time is 99). Softmax of 2048 rows of 65536, 159 us with 16384 shared by 32 warps, 163 with 8192
+    # shared by 32, 181 by 16 (the memory's time is 129).
     step_elements: int = 4096
-    row_step_elements: int = 8192
+    row_step_elements: int = 4096
+    again_step_elements: int = 16384
     # Elements of columns that a program holds all at once, instead of going through them in steps; twice as many where
     # there are fewer programs than multiprocessors.
     column_block: int = 1 << 13

@@ -22,6 +22,8 @@ DEVICE = "cuda"
 ONE_IN = {"static": 1, "backward": 1, "dynamic": 8, "in place": 8}
 PARTS = {"static": 64, "backward": 48, "dynamic": 24, "in place": 4}
 LAYOUT_NAMES = list(LAYOUTS)
+# Compared with eager they are of no use. Its CUDA kernels of these have a sixth as a 32-bit float, in 64 bits too.
+INEXACT_IN_DOUBLE = ("op:nn.functional.hardswish", "op:nn.functional.hardsigmoid")
 Asked = tuple[Entry, torch.dtype, str, int]
 
 
@@ -30,14 +32,30 @@ def chosen(way: str, device: str = DEVICE) -> list[Asked]:
     with the number of a sample."""
     found = []
     for place, entry in enumerate(entries(device).values()):
-        types = sorted(dtypes_of(entry, way), key=str)
+        types = types_of(entry, way)
         if not types or place % ONE_IN[way]:
             continue
         turn = place // ONE_IN[way]
-        layout = LAYOUT_NAMES[turn // 2 % len(LAYOUT_NAMES)] if turn % 2 and entry.kind == "operator" else "as given"
-        layout = "as given" if layout == "edges" and not entry.takes_edges else layout
+        layout = LAYOUT_NAMES[turn // 2 % len(LAYOUT_NAMES)] if turn % 2 else "as given"
+        layout = layout if layout in layouts_of(entry, way) else "as given"
         found.append((entry, types[turn % len(types)], layout, turn % 3))
     return found
+
+
+def types_of(entry: Entry, way: str) -> list[torch.dtype]:
+    """Without optimizers: powers of their betas are numbers of 32 bits where they are traced, whatever the backend, and
+    differences from 1 make much of how these are rounded."""
+    known = set() if entry.kind == "optimizer" else dtypes_of(entry, way)
+    return sorted(known - {torch.float64} if entry.name in INEXACT_IN_DOUBLE else known, key=str)
+
+
+def layouts_of(entry: Entry, way: str) -> list[str]:
+    """Where rows are equal, which of them a gradient belongs to is chance; and strides of nothing are others where
+    eager takes many tensors at once."""
+    left_out = set() if entry.takes_edges else {"edges"}
+    left_out |= {"expanded"} if way == "backward" else set()
+    left_out |= {"empty", "hollow"} if entry.name.startswith("foreach:") else set()
+    return [name for name in LAYOUT_NAMES if name not in left_out]
 
 
 def failures(asked: list[Asked], way: str) -> list[str]:
@@ -61,11 +79,9 @@ def test_a_sample_of_every_entry(way, part):
 @pytest.mark.parametrize("name", list(entries()))
 def test_every_entry(name, way):
     entry = entries(DEVICE)[name]
-    layouts = ["as given"] if entry.kind == "optimizer" else LAYOUT_NAMES
     found = []
-    for dtype in sorted(dtypes_of(entry, way), key=str):
-        for layout in layouts:
-            if layout != "edges" or entry.takes_edges:
-                given = [(entry, sample, layout) for sample in samples(entry, dtype, way, AT_ONCE["dynamic"])]
-                found += [(dtype, layout, verdict) for verdict in verdicts(given, way) if verdict.failed]
+    for dtype in types_of(entry, way):
+        for layout in layouts_of(entry, way):
+            given = [(entry, sample, layout) for sample in samples(entry, dtype, way, AT_ONCE["dynamic"])]
+            found += [(dtype, layout, verdict) for verdict in verdicts(given, way) if verdict.failed]
     assert found == []

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ferrite.codegen.triton import kernel_source
 from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.nodes import Sort
@@ -128,7 +129,7 @@ def test_sizes_that_are_not_known(name):
     assert_as_eager(function, *inputs, machine=TINY, dynamic=True)
 
 
-PIECES = GpuMachine(multiprocessors=64, long_scan_elements=16, one_program_elements=8)
+PIECES = GpuMachine(multiprocessors=64, long_scan_elements=16, scan_piece_elements=8, one_program_elements=8)
 RUNS = {
     "sum": lambda x: x.cumsum(-1),
     "product": lambda x: x.cumprod(-1),
@@ -151,6 +152,29 @@ def test_long_scans_in_pieces(name, dynamic, monkeypatch):
         assert len(plan.launches) >= 3
     odd = torch.tensor([[1.0, float("-inf"), float("nan"), 2.0, float("inf")] * 20, [float("-inf")] * 99 + [0.0]])
     assert_as_eager(RUNS[name], odd, machine=PIECES)
+
+
+NONE, MUCH = float("-inf"), float("inf")
+EXPONENTIALS = {
+    "softmax": lambda x: x.softmax(-1),
+    "log softmax": lambda x: x.log_softmax(-1),
+    "logarithm of their sum": lambda x: x.logsumexp(-1),
+    "cross entropy": lambda x: F.cross_entropy(x, torch.arange(len(x))),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", EXPONENTIALS, ids=lambda name: name.replace(" ", "-"))
+def test_rows_of_exponentials_that_are_too_long_to_be_kept(name, dynamic):
+    """Lanes side by side have a greatest of their own: the first blocks may hold nothing at all."""
+    odd = torch.stack([torch.full([77], NONE), torch.randn(77) * 40, torch.randn(77), torch.randn(77), torch.randn(77)])
+    odd[1, :40], odd[2, 3], odd[3, 70], odd[4, ::2] = NONE, MUCH, float("nan"), NONE
+    for rows in (torch.randn(6, 77) * 5, odd, torch.randn(4, 64).bfloat16()):
+        loose = {"rtol": 1e-2, "atol": 1e-2} if rows.dtype is torch.bfloat16 else {}
+        plan = assert_as_eager(EXPONENTIALS[name], rows, machine=TINY, dynamic=dynamic, **loose)
+        sources = [kernel_source(launch.kernel, "kernel") for launch in plan.launches]
+        assert any("tl.reshape" in source for source in sources) or name == "logarithm of their sum"
 
 
 @needs_triton
@@ -217,6 +241,7 @@ COMPLEX = {
     "columns": (lambda x: (x.t() * 2).contiguous(), [Z]),
     "a part of it": (lambda x: x[1:, ::2] * 2j, [Z]),
     "double": (lambda x, y: (x * y).abs(), [Z.to(torch.complex128), W.to(torch.complex128)]),
+    "truth of halves": (lambda x, y: (x.bool(), y.to(torch.complex32).bool()), [Z.to(torch.complex32), W]),
     "half": (lambda x, y: (x.to(torch.complex64) * y).to(torch.complex32).real, [Z.to(torch.complex32), W]),
     "places": (lambda x, i: (x[i] * 2, x.index_add(0, i, x[:4])), [torch.randn(6, 8, dtype=C64), PLACES]),
     "truth": (lambda x: (x - x.real).bool(), [Z]),

@@ -14,11 +14,13 @@ import torch
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import ALIGNMENT, Block
 from ferrite.ir import Atom, Axis, Const, Data, Expr, Index, Number, Symbol
+from ferrite.ir.kernel import Loop
 
 INDENT = "    "
 Dims = frozenset[int]
 Lines = list["str | Lines"]
 NO_DIMS: Dims = frozenset()
+EVICT_FIRST, EVICT_LAST = (f', eviction_policy="evict_{which}"' for which in ("first", "last"))
 RESERVED = {"triton", "tl", "libdevice", "failure", "pid", ALIGNMENT, *HELPERS, *dir(builtins), *keyword.kwlist}
 
 
@@ -134,7 +136,8 @@ def _loads(item: Any) -> frozenset[str]:
 @dataclass
 class Module:
     """`functions`: helpers of this kernel alone, by name. `names`: every name that is taken. `quick`: all results have
-    16 bits. `filled`: what a loaded block holds outside of which masks. `once`: memory that no cache need keep."""
+    16 bits. `filled`: what a loaded block holds outside of which masks. `once`: memory that no cache need keep.
+    `last_readers`: loops after which it need not keep some memory, which others read before. `loops`: those around."""
 
     checks: tuple[Data, ...]
     quick: bool = False
@@ -154,7 +157,16 @@ class Module:
     bases: dict[Axis, str] = field(default_factory=dict)  # where the lanes of an axis begin
     once: frozenset[str] = frozenset()
     note: str = ""  # behind every line: for those who read the text
+    last_readers: dict[str, Loop] = field(default_factory=dict)
+    loops: list[Loop] = field(default_factory=list)
     filled: dict[str, tuple[Const, tuple[Mask, ...]]] = field(default_factory=dict)
+
+    def eviction_of(self, buffer: str) -> str:
+        """What a load says about what the cache should keep."""
+        if buffer in self.last_readers:
+            is_last = bool(self.loops) and self.loops[-1] is self.last_readers[buffer]
+            return EVICT_FIRST if is_last else EVICT_LAST
+        return EVICT_FIRST if buffer in self.once else ""
 
     def fresh(self, wish: str) -> str:
         """A name that nothing else has: a loop must not carry what another statement named."""

@@ -16,7 +16,7 @@ from ferrite.codegen.triton.grid import MAX_BLOCK_ELEMENTS, Spread, block_limit,
 from ferrite.codegen.triton.grouped import print_choice
 from ferrite.codegen.triton.indices import is_narrow, widened
 from ferrite.codegen.triton.launch import Block, power_of_two
-from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Tile, Value
+from ferrite.codegen.triton.module import EVICT_FIRST, BlockAxis, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import filled, type_name
 from ferrite.codegen.triton.products import BlockProduct, block_product, factor
 from ferrite.codegen.triton.rounding import all_are_rounded, exact_values
@@ -30,6 +30,7 @@ from ferrite.ir import (
     Axis,
     Expr,
     Index,
+    Load,
     Symbol,
     arithmetic_type,
     cast,
@@ -52,12 +53,16 @@ from ferrite.ir.kernel import (
     Update,
     When,
     checks,
+    nodes_in,
     statement_numbers,
     walk,
 )
 from ferrite.ir.program import OPERATOR_OF_MODE
 from ferrite.schedule.gpu import ATOMIC_TYPES
 
+# Lanes side by side that a mask may tell apart where their number is no multiple of this: then none are loaded at once.
+MASKED_ELEMENTS = 16
+MAX_WRITTEN_TWICE = 200  # values
 ATOMIC_NAMES = {"add": "tl.atomic_add", "amax": "tl.atomic_max", "amin": "tl.atomic_min"}
 # No size of a kernel has such a name.
 PROGRAM, ROW_BLOCK, COLUMN_BLOCK = (
@@ -76,6 +81,7 @@ class Printer:
         self.module = Module(checks=tuple(checks(kernel)), quick=all_are_rounded(kernel), exact=exact_values(kernel))
         self.module.names.add(name)
         self.module.once = frozenset(item.name for item in kernel.pointers if item.once)
+        self.module.last_readers = {item.name: last_reader(item.name, kernel) for item in kernel.pointers if item.again}
         self.states = Accumulators(self.module)
         self.barriers = Barriers(kernel)
         self.types = {item.name: item.dtype for item in kernel.pointers}
@@ -111,10 +117,34 @@ class Printer:
         places, programs = self.places(loops, counts)
         for item, block, at in zip(loops, blocks, places, strict=True):
             scope = self.spread(item, block, at, scope)
-        self.block(body, scope)
+        is_whole = None if kernel.problems or len(loops) != 1 else self.whole_block(loops[0], body, scope)
+        if is_whole is None:
+            self.block(body, scope)
+        else:
+            with module.indented(f"if {is_whole}:"):
+                self.block(body, replace(scope, masks=()))
+            self.barriers.clear()
+            with module.indented("else:"):
+                self.block(body, scope)
         if not module.lines:
             module.line("pass")
         return programs
+
+    def whole_block(self, item: Spread, body: tuple[Statement, ...], scope: Scope) -> str | None:
+        """Whether all lanes of a flat block count, as a condition: so it is in all programs but the last, and without a
+        mask they load and store vectors. None where masks are no hindrance, or where there is much to be written twice.
+        Measured: WHOLE_BLOCK_NOTE"""
+        extent = item.loop.axis.extent
+        bounds = [mask.bounds for mask in scope.masks]
+        if not self.stated or bounds != [0] or extent % number(MASKED_ELEMENTS) is ZERO:
+            return None
+        flat = all(isinstance(statement, Let | Store) for statement in body)
+        if not flat or sum(len(nodes_in(statement)) for statement in body) > MAX_WRITTEN_TWICE:
+            return None
+        evaluation = Evaluation(self.module, Scope())
+        base = self.module.bases[item.loop.axis]
+        limit, _ = evaluation.index(extent)
+        return f"{base} + {item.most} <= {limit.text}"
 
     def places(self, loops: list[Spread], counts: list[Index]) -> tuple[list[Index], Index]:
         """Which iteration or block of each loop a program has, and how many programs there are."""
@@ -207,6 +237,7 @@ class Printer:
     # --- loops --------------------------------------------------------------------------------------------------------
 
     def loop(self, loop: Loop, scope: Scope) -> None:
+        self.module.loops.append(loop)
         if loop.axis.extent is ONE:
             self.number(loop.axis, "0")
             self.block(loop.body, scope)
@@ -214,6 +245,7 @@ class Printer:
             self.in_order(loop, scope)
         else:
             self.blocks(loop, scope)
+        self.module.loops.pop()
 
     def in_order(self, loop: Loop, scope: Scope) -> None:
         if loop.kind == "unrolled":
@@ -405,6 +437,8 @@ class Printer:
             return
         pointer, guard, dims = evaluation.pointer(store.buffer, store.coordinates[0], scope.masks, scope.dims)
         masked = "" if guard is None else f", mask={guard}"
+        if self.module.last_readers and self.module.loops:  # it would take the place of what is read again
+            masked += EVICT_FIRST
         self.module.line(f"tl.store({pointer}, {value.at(max(dims, default=-1) + 1)}{masked})")
         self.changed(store.buffer)
 
@@ -446,6 +480,17 @@ class Printer:
         masked = "" if guard is None else f", mask={guard}"
         self.module.line(f'{ATOMIC_NAMES[store.mode]}({pointer}, {text}{masked}, sem="relaxed")')
         self.changed(store.buffer)
+
+
+def last_reader(name: str, kernel: Kernel) -> Loop:
+    """The last loop that directly reads what is behind a pointer."""
+    loops = [item for item in walk(kernel.body) if isinstance(item, Loop)]
+    reads = [loop for loop in loops if any(name in loads_of(statement) for statement in loop.body)]
+    return reads[-1]
+
+
+def loads_of(statement: Statement) -> set[str]:
+    return {item.buffer for item in nodes_in(statement) if isinstance(item, Load)}
 
 
 def _combined(store: Store) -> Expr:

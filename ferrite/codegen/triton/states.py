@@ -17,6 +17,8 @@ from ferrite.codegen.triton.values import Evaluation
 from ferrite.ir import STATES, Const, Local, bits_of, short
 from ferrite.ir.kernel import OWN, Accumulate, Loop, State, Statement, Update, inner, nodes_in, walk
 
+# Lanes of a block that one thread has side by side: 16 bytes of a 16-bit type are one load.
+LANES_TOGETHER = 8
 Part = tuple[int, torch.dtype]  # the bits of a part of a state before any update, and its type
 
 
@@ -25,7 +27,8 @@ class Accumulator:
     """`texts`: the variables of the state so far; none before the first update. `axes`: those of its lanes.
 
     `spread`: whether lanes have states of their own. `straight`: the value of the one update may be the state itself.
-    `moving`: of a softmax, the greatest is that of all lanes, and each has a sum relative to it.
+    `moving`: of a softmax, the greatest is that of all lanes, and each has a sum relative to it. `together`: instead of
+    lanes, so many side by side have a state.
     """
 
     state: State
@@ -39,6 +42,7 @@ class Accumulator:
     texts: tuple[str, ...] = ()
     axes: tuple[BlockAxis, ...] = ()
     moving: bool = False
+    together: int = 1
 
     @property
     def depth(self) -> int:
@@ -75,6 +79,8 @@ class Accumulators:
         level, lines = module.level, module.lines
         module.level, module.lines = found.level, found.slot
         shapes = [Scope(axes).shape()] * len(found.texts)
+        if found.together > 1:
+            shapes = [f"[{int(axes[-1].block.name) // found.together}]"] * len(found.texts)
         if found.moving:
             shapes[0] = found.scope.shape()
         for text, (bits, dtype), shape in zip(found.texts, found.parts, shapes, strict=True):
@@ -109,7 +115,11 @@ class Accumulators:
             return
         one_sum = found.state.kind == "softmax" and found.spread and found.straight and len(given) == 1
         if one_sum and len(scope.axes) > found.depth:
-            self.move(found, given[0], counted, scope)
+            lanes = scope.axes[-1].block.name
+            if len(scope.axes) == 1 and lanes.isdigit() and int(lanes) % LANES_TOGETHER == 0:
+                self.move_lanes(found, given[0], counted, scope)
+            else:
+                self.move(found, given[0], counted, scope)
             return
         if found.spread and not found.texts:
             self.start(found, scope.axes)
@@ -164,6 +174,28 @@ class Accumulators:
         module.line(f"{total} = {total} * {Value(scale, around).at(rank)} + {lanes}")
         module.line(f"{most} = {joined}")
 
+    def move_lanes(self, found: Accumulator, value: Value, counted: Value | None, scope: Scope) -> None:
+        """The same for one row: lanes that one thread has, side by side, share a greatest and a sum, so that threads
+        tell each other nothing before the end, and there is one exponential for each lane, and one for all of them.
+        Measured: sums of 4096 rows of 50304 numbers in bf16, 113 us (the memory's time is 99), 173 with one greatest
+        for all threads, 176 with one for each lane."""
+        module, state, dtype = self.module, found.state, found.state.dtypes[0]
+        values = self.spread(found, [value, value], counted, scope)[0]
+        lanes = int(scope.axes[-1].block.name) // LANES_TOGETHER
+        if not found.texts:
+            found.together = LANES_TOGETHER
+            self.start(found, scope.axes)
+        most, total = found.texts
+        grouped = module.set("v", f"tl.reshape({values}, [{lanes}, {LANES_TOGETHER}])")
+        greatest = self.function(State("amax", state.names[:1], state.dtypes[:1]))
+        joined = module.set(state.names[0], f"tl.maximum({most}, tl.reduce({grouped}, 1, {greatest}), {ALL})")
+        base = module.set("v", f'tl.where({joined} == float("-inf"), 0.0, {joined})')
+        exp = "tl.exp" if dtype is torch.float32 else "libdevice.exp"
+        sums = self.function(State("sum", state.names[1:], state.dtypes[1:]))
+        here = f"tl.reduce({exp}({grouped} - {base}[:, None]), 1, {sums})"
+        module.line(f"{total} = {total} * {exp}({most} - {base}) + {here}")
+        module.line(f"{most} = {joined}")
+
     def prefixes(
         self, found: Accumulator, values: Sequence[Value], counted: Value | None, scope: Scope, dim: int
     ) -> None:
@@ -203,7 +235,8 @@ class Accumulators:
             if place in sums:
                 texts = [sums[place]]
             else:
-                texts = self.moved(found) if found.moving else self.reduced(found, found.texts, len(found.axes))
+                moved = found.moving or found.together > 1
+                texts = self.moved(found) if moved else self.reduced(found, found.texts, len(found.axes))
             for name, text in zip(found.state.names, texts, strict=False):
                 self.module.name_value(name, Value(text, found.scope.dims))
 
@@ -262,6 +295,12 @@ class Accumulators:
     def moved(self, found: Accumulator) -> list[str]:
         """The sums of all lanes, combined. Where the greatest is infinite there is none, as inf - inf is."""
         most, total = found.texts
+        if found.together > 1:
+            greatest = self.function(State("amax", found.state.names[:1], found.state.dtypes[:1]))
+            (top,) = self.reduced(found, [most], len(found.axes), greatest)
+            base = self.module.set("v", f'tl.where({top} == float("-inf"), 0.0, {top})')
+            exp = "tl.exp" if found.state.dtypes[0] is torch.float32 else "libdevice.exp"
+            most, total = top, self.module.set("v", f"{total} * {exp}({most} - {base})")
         function = self.function(State("sum", found.state.names[1:], found.state.dtypes[1:]))
         (total,) = self.reduced(found, [total], len(found.axes), function)
         nan = filled(bits_of(math.nan, found.state.dtypes[1]), found.state.dtypes[1], "[]")

@@ -277,7 +277,7 @@ class Evaluation:
         pointer, guard, dims = self.pointer(item.buffer, item.coordinates[0], masks)
         other = self.fillings.get((item, masks))
         masked = "" if guard is None else f", mask={guard}, other={filling(other) if other is not None else 0}"
-        masked += ', eviction_policy="evict_first"' if item.buffer in self.module.once else ""
+        masked += self.module.eviction_of(item.buffer)
         found = self.named(f"tl.load({pointer}{masked})", dims)
         if other is not None and guard is not None:
             self.module.filled[found.text] = other, masks

@@ -94,12 +94,14 @@ MASK_MULTIPLE = 16
 
 @dataclass(frozen=True)
 class Pointer:
-    """`once`: every element is read once, and all of it is too much for a cache: nothing of it need stay there."""
+    """`once`: every element is read once, and all of it is too much for a cache: nothing of it need stay there.
+    `again`: several loops read the same, and all of it is too much: what is read should stay until the last has."""
 
     name: str
     dtype: torch.dtype
     access: Access = "read"
     once: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True)

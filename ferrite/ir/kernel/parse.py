@@ -51,12 +51,16 @@ class KernelReader(AttentionReader):
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="symbol")) as call):
                     self.symbols[name] = self.declared(name, call)
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="pointer")) as call):
-                    parts = self.bound(call, "dtype access", "once")
+                    parts = self.bound(call, "dtype access", "once again")
                     access = self.literal(parts["access"], str, f"one of {', '.join(ACCESSES)}")
                     if access not in ACCESSES:
                         raise self.unexpected(parts["access"], f"one of {', '.join(ACCESSES)}")
-                    once = "once" in parts and self.literal(parts["once"], bool, "True or False")
-                    pointers[name] = Pointer(name, self.dtype(parts["dtype"]), access, once)
+                    hints = {
+                        hint: self.literal(parts[hint], bool, "True or False")
+                        for hint in ("once", "again")
+                        if hint in parts
+                    }
+                    pointers[name] = Pointer(name, self.dtype(parts["dtype"]), access, **hints)
                 case ast.Assign(targets=[ast.Name(id="warps")], value=ast.Constant() as count):
                     warps = self.literal(count, int, "a number")
                 case ast.Assign(targets=[ast.Name(id="problems")], value=ast.List(elts=rows)):

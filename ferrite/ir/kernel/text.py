@@ -83,7 +83,8 @@ def _lines(kernel: Kernel, numbers: Mapping[int, int] | None) -> list[str]:
 
 
 def pointer_text(pointer: Pointer) -> str:
-    return f"pointer({short(pointer.dtype)}, {pointer.access!r}{', once=True' if pointer.once else ''})"
+    hints = f"{', once=True' if pointer.once else ''}{', again=True' if pointer.again else ''}"
+    return f"pointer({short(pointer.dtype)}, {pointer.access!r}{hints})"
 
 
 def names_in(kernel: Kernel) -> Iterator[str]:

@@ -23,6 +23,7 @@ from ferrite.ir import (
     Load,
     Masked,
     Op,
+    arithmetic_type,
     both,
     cast,
     choose,
@@ -148,7 +149,8 @@ class ComplexParts:
         if isinstance(item, Cast):
             left, right = pair(item.arg)
             if item.dtype is torch.bool:
-                return either(*(compare("ne", each, const(0.0, each.dtype)) for each in (left, right)))
+                wide = arithmetic_type(left.dtype)
+                return either(*(compare("ne", cast(each, wide), const(0.0, wide)) for each in (left, right)))
             return cast(left, item.dtype)
         if isinstance(item, Op) and item.name in TO_REAL:
             return TO_REAL[item.name](*map(pair, item.operands))

@@ -2,9 +2,12 @@
 
 - A logarithm of sums is combined by a formula: the greater one, and what the other adds to it. So is the greatest value
   with its place, which has 32 bits where these are enough.
-- A few long scans would each be one program's. They are done in pieces: what each piece comes to along itself, then
-  what the pieces before it have come to, which all of its elements join. How it is cut depends on the sizes alone, so
-  results are the same every time.
+- A few long scans would each be one program's. They are done in pieces: what each piece comes to, then what the pieces
+  before it have come to, with which its first element begins. Where pieces are not equal, or nothing reduces them, what
+  each comes to along itself is written down, and all of its elements join what comes before. How it is cut depends on
+  the sizes alone, so results are the same every time.
+  Measured: a sum along 2^27 numbers in bf16, 215 us in the first way and 574 in the second (a copy takes 129); with
+  programs that wait for what those before them have come to (decoupled look-back), 697.
 """
 
 from __future__ import annotations
@@ -16,12 +19,15 @@ import torch
 
 from ferrite.ir import (
     STATES,
+    ZERO,
     Axis,
     Expr,
     Index,
     Load,
+    Number,
     Param,
     axis,
+    both,
     cast,
     choose,
     compare,
@@ -33,11 +39,13 @@ from ferrite.ir import (
     op,
     rewrite_indices,
     rewrite_nodes,
+    substitute,
 )
-from ferrite.ir.program import Buffer, Combine, Compute, Destination, Operation, Scan, Store
+from ferrite.ir.program import Buffer, Combine, Compute, Destination, Operation, Reduce, Scan, Store
 from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points
 from ferrite.schedule.gpu.blocks import power_above
+from ferrite.schedule.loops.reductions import SPLIT_KINDS
 from ferrite.schedule.loops.scans import has_state, latest_extreme
 
 Part = Callable[[torch.dtype, tuple[Axis, ...]], Destination]  # memory for one value at every point
@@ -78,6 +86,9 @@ def in_pieces(operation: Scan, machine: GpuMachine, buffers: Mapping[str, Buffer
     if not has_state(operation):
         yield operation
         return
+    if (size := equal_size(operation, machine)) is not None:
+        yield from in_equal_pieces(operation, size, part)
+        return
     along, others = operation.along, tuple(item for item in operation.axes if item is not operation.along)
     wanted = max(machine.pieces // max(likely_points(others), 1), 1)
     size = max(
@@ -114,6 +125,42 @@ def in_pieces(operation: Scan, machine: GpuMachine, buffers: Mapping[str, Buffer
         if destination is not None
     ]
     yield Compute(operation.axes, tuple(stores), origin)
+
+
+def equal_size(operation: Scan, machine: GpuMachine) -> int | None:
+    """How long equal pieces are, where there are any, and what they come to is a plain reduction."""
+    extent = operation.along.extent
+    plain = operation.combine.name in SPLIT_KINDS and not operation.combine.results and len(operation.values) == 1
+    if not plain or not isinstance(extent, Number):
+        return None
+    rows = likely_points(item for item in operation.axes if item is not operation.along)
+    wanted = max(machine.pieces // max(rows, 1), extent.value // machine.scan_piece_elements, 1)
+    wanted = min(wanted, extent.value // min(machine.min_piece_elements, machine.scan_piece_elements))
+    near = [count for count in range(max(wanted // 2, 2), 2 * wanted + 1) if extent.value % count == 0]
+    return extent.value // min(near, key=lambda count: abs(count - wanted)) if near else None
+
+
+def in_equal_pieces(operation: Scan, size: int, part: Part) -> Iterator[Operation]:
+    """Memory is read twice, and results are written once."""
+    along, origin, (value,) = operation.along, operation.origin, operation.values
+    others = tuple(item for item in operation.axes if item is not along)
+    piece, rest = axis(f"{along.name}_piece", along.extent // size), axis(f"{along.name}_rest", size)
+    place: Index = piece * size + rest
+    value = rewrite_indices(value, {along: place})
+    (totals, before) = (part(value.dtype, (*others, piece)) for _ in range(2))
+    yield Reduce((*others, piece), (rest,), operation.combine.name, (value,), (totals,), origin)
+    summed = loaded(totals, value.dtype, (*others, piece))
+    yield Scan((*others, piece), piece, operation.combine, (summed,), (before,), origin)
+    is_start = compare("eq", index_value(rest), index_value(ZERO))
+    begins = both(is_start, compare("gt", index_value(piece), index_value(ZERO)))
+    there = masked(begins, loaded(before, value.dtype, (*others, piece - 1)), const(0, value.dtype))
+    (joined,) = STATES[operation.combine.name].combine((value.dtype,))
+    first = choose(begins, with_parameters(joined, [there, value]), value)
+    destinations = tuple(
+        each and Destination(each.buffer, tuple(substitute(index, {along: place}) for index in each.coordinates))
+        for each in operation.destinations
+    )
+    yield Scan((*others, piece, rest), rest, operation.combine, (first,), destinations, origin)
 
 
 def paired(destinations: Sequence[Destination], values: Sequence[Expr]) -> Iterator[tuple[Destination, Expr]]:

@@ -35,6 +35,7 @@ from ferrite.ir import (
     Index,
     Load,
     Number,
+    Symbol,
     axis,
     cast,
     choose,
@@ -57,7 +58,7 @@ from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.gpu import long_scans, sorts
 from ferrite.schedule.gpu.attention import refused, with_apart_gradients
 from ferrite.schedule.gpu.attention_pieces import pieces_of, with_heads_as_rows, with_shared_keys
-from ferrite.schedule.gpu.blocks import power_below, whole_elements
+from ferrite.schedule.gpu.blocks import power_above, power_below, whole_elements
 from ferrite.schedule.gpu.complex_parts import with_complex_parts
 from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
@@ -233,8 +234,12 @@ class GpuPreparation(Preparation):
         yield from self.welford_of_pieces(operation, parts, means, inside)
 
     def simpler(self, operation: Reduce) -> list[Compute | Reduce]:
-        """Two passes where a row is kept, or where pieces are made anyway; else one."""
+        """Two passes where a row is kept, or where pieces are made anyway; else one. Of a row whose length is not
+        known, but is likely to be so short, the cache has all when it is gone through again, which takes less than
+        states of means and places do."""
         size = whole_elements(operation.reduced)
+        if size is None and operation.kind != "softmax":
+            size = seen_elements(operation.reduced)
         kept = size is not None and 2 * size <= self.machine.kept_elements and not self.across(operation)
         if operation.kind == "softmax" and not is_empty(operation) and (kept or self.is_few(operation)):
             return self.softmax(operation)
@@ -407,6 +412,12 @@ class GpuPreparation(Preparation):
             inside = compare("lt", index_value(place), index_value(along.extent))
             values = tuple(masked(inside, value, neutral_value(operation.kind, value.dtype)) for value in values)
         return (outer,), inner, values
+
+
+def seen_elements(axes: Sequence[Axis]) -> int | None:
+    """Elements of a block that would hold axes of the sizes that were seen; None where nothing was."""
+    sizes = [atom for item in axes for atom in item.extent.atoms if isinstance(atom, Symbol)]
+    return power_above(likely_points(axes)) if sizes and all(size.likely is not None for size in sizes) else None
 
 
 def by_several(slowest_first: Sequence[Axis], wanted: int) -> Cut | None:

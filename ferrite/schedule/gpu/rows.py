@@ -37,7 +37,8 @@ def by_rows(
         lanes = max(machine.rows_block // elements, 1)
         room = None
     else:
-        lanes, room = 1, machine.row_step_elements
+        again = sum(bool(nest.axes) for nest in nests) > 1
+        lanes, room = 1, machine.again_step_elements if again else machine.row_step_elements
     lanes = smaller_until(lanes, count, machine.enough_programs)
     body = tiles
     for nest, part in zip(nests, parts, strict=True):
