@@ -18,9 +18,11 @@ from ferrite.reports.write import _at_exit
 from tests.compare import compile_strict
 from tests.reports.browser import browsers
 
-StaleElement = ()
+STALE: tuple[type[Exception], ...] = ()
 with contextlib.suppress(ImportError):
-    from selenium.common.exceptions import StaleElementReferenceException as StaleElement
+    from selenium.common.exceptions import StaleElementReferenceException
+
+    STALE = (StaleElementReferenceException,)
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -85,7 +87,7 @@ def click_row(browser, pane, text):
         try:
             row_with(browser, pane, text).click()
             return
-        except StaleElement:
+        except STALE:
             time.sleep(0.1)
     raise AssertionError(f"no row with {text} stays in {pane}")
 
