@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,14 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_default_device(device)
 
 
+def no_test_cases_are_looked_for() -> None:
+    """For every sample of torch's tables torch reads the source of all frames above, for a `unittest.TestCase`, which
+    no test here is: more than half of the time of tests with samples."""
+    for name in ("torch.testing._internal.common_utils", "torch.testing._internal.opinfo.core"):
+        if name in sys.modules:
+            sys.modules[name].extract_test_fn = lambda: None  # type: ignore[attr-defined]
+
+
 LONG_FILES_ARE_IN = ("models", "rules", "contract", "schedule", "cache", "targets", "project")
 
 
@@ -80,6 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """What was imported stays: the collector need not look through it again and again."""
+    no_test_cases_are_looked_for()
     gc.collect()
     gc.freeze()
 
