@@ -57,7 +57,9 @@ def eager_call(
     call = Call(where, arguments, keywords, tuple(results), packed, writes, tuple(aliases), effect, reason, ctx.origin)
     kind = template_kind(target) if reason_for_no_loop(args, kwargs, out) is None else None
     ctx.add(wrap(call) if wrap is not None else Template(kind, call) if kind else call)  # type: ignore[arg-type]
-    for result, fake in zip(results, flat(out), strict=True):
+    for number, (result, fake) in enumerate(zip(results, flat(out), strict=True)):
+        if packed and len(results) == len(out) and not ctx.is_used(number):
+            continue  # on a GPU some of torch's operators give None for what nobody asked for
         if isinstance(result, str) and isinstance(fake, torch.Tensor):
             trusted = torch_operators.sizes_follow(target) and not ctx.assumes_sizes
             bind_sizes(ctx, result, fake, name or str(target), trusted)

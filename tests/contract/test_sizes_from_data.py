@@ -10,6 +10,7 @@ import torch
 import torch._dynamo.config
 import torch.nn.functional as F
 
+import ferrite
 from tests.compare import assert_same_as_eager, compile_strict, reset
 
 
@@ -639,3 +640,10 @@ def test_slices_between_numbers_of_tensors(name, dynamic):
         if other.untyped_storage().data_ptr() == eager.untyped_storage().data_ptr():
             assert first.untyped_storage().data_ptr() == ours.untyped_storage().data_ptr()
             assert first.storage_offset() == other.storage_offset()
+
+
+def test_results_that_nobody_asked_for_are_not_looked_at():
+    """On a GPU torch gives None for the counts and places that `unique` was not asked for."""
+    assert_same_as_eager(lambda x: (x.unique(), x * 2), lambda: [torch.tensor([3, 1, 3])])
+    (graph,) = ferrite.last_compile().graphs
+    assert graph.source.count(".size(") == 1, graph.source
