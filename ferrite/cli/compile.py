@@ -11,7 +11,6 @@ import torch
 from ferrite.cli import specs
 from ferrite.errors import UserError, nearest
 from ferrite.options import FIELDS, MODES, TYPES, check_all, parse
-from ferrite.user_code import load_module
 
 
 def add_parser(commands: Any) -> None:
@@ -73,6 +72,8 @@ def backward(outputs: Any) -> None:
 
 def find(target: str) -> Any:
     """The callable at `package.module:name` or `file.py:name`; a class of modules is made."""
+    from ferrite.diagnosis import load_module
+
     module_name, separator, name = target.rpartition(":")
     if not separator or not name:
         raise UserError(f"cannot read {target!r}", {"expected": "MODULE:CALLABLE, such as mypackage.net:forward"})

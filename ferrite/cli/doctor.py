@@ -75,7 +75,7 @@ def examine_model(chosen: argparse.Namespace) -> bool:
     """Print what becomes of a model, and whether all of it is compiled."""
     import torch
 
-    from ferrite.explanation import explain
+    from ferrite.diagnosis import explain
 
     torch.manual_seed(0)
     model = find(chosen.target)

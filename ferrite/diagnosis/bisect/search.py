@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ferrite.bisect.dumps import what_changed
-from ferrite.bisect.finding import Finding
-from ferrite.bisect.folder import keep
-from ferrite.bisect.probe import Check, Outcome, Prober
-from ferrite.bisect.shrink import Small, shrunk
-from ferrite.bisect.sources import check_source
+from ferrite.diagnosis.bisect.dumps import what_changed
+from ferrite.diagnosis.bisect.finding import Finding
+from ferrite.diagnosis.bisect.folder import keep
+from ferrite.diagnosis.bisect.probe import Check, Outcome, Prober
+from ferrite.diagnosis.bisect.shrink import Small, shrunk
+from ferrite.diagnosis.bisect.sources import check_source
 from ferrite.errors import FerriteError, UserError
 from ferrite.passes import PIPELINES
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ferrite import api
-from ferrite.bisect.probe import Mismatch
 from ferrite.capture import torch_api
+from ferrite.diagnosis.bisect.probe import Mismatch
 from ferrite.passes.pre_grad import Tolerance, unlike_values
 
 SECONDS = 0.3  # that are measured

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import ferrite
-from ferrite.bisect.search import first_bad
-from ferrite.bisect.shrink import Graph, Statement, resized, taken_apart, with_size
+from ferrite.diagnosis.bisect.search import first_bad
+from ferrite.diagnosis.bisect.shrink import Graph, Statement, resized, taken_apart, with_size
 from ferrite.options import Options
 from tests.compare import compile_strict
 from tests.fresh_process import run_python
@@ -21,7 +21,7 @@ MODEL = ["f32[16,24]", "f32[24,32]", "f32[32]"]
 PLANT = """
 import sys
 sys.path.insert(0, {root!r})
-from tests.bisect import planted
+from tests.diagnosis import planted
 planted.{bug}()
 model = planted.model
 """

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ferrite.bisect.probe import Outcome, Prober
-from ferrite.bisect.sources import SourceKeeper, check_source, describe_values
 from ferrite.debug import log
+from ferrite.diagnosis.bisect.probe import Outcome, Prober
+from ferrite.diagnosis.bisect.sources import SourceKeeper, check_source, describe_values
 
 MAX_TRIES = 80
 STAND_IN = re.compile(r"stand_in\(shape=\(([^)]*)\), stride=\(([^)]*)\)")

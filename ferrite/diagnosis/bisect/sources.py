@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ferrite.bisect.checks import compare, seconds_of
 from ferrite.debug import graph_file, input_source, settings_of
-from ferrite.user_code import load_module
+from ferrite.diagnosis.bisect.checks import compare, seconds_of
+from ferrite.diagnosis.user_code import load_module
 
 FILE = "<graph.py>"
 

@@ -16,9 +16,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from ferrite import api
-from ferrite.bisect import differentiate, seconds_of
 from ferrite.capture import torch_api
 from ferrite.debug import CompileRecord, kernel_names, recent_compiles
+from ferrite.diagnosis.bisect import differentiate, seconds_of
 from ferrite.errors import ModelLine
 
 SHOWN, TRIES = 6, 3

@@ -25,10 +25,10 @@ from typing import Any, Literal
 import torch
 
 from ferrite.backend import compile_graph
-from ferrite.bisect import compare
 from ferrite.capture import CapturedGraph, GraphKind, torch_api
 from ferrite.codegen import Executable, named_objects, verify_host
 from ferrite.debug import Compilation, missing, stand_in
+from ferrite.diagnosis.bisect import compare
 from ferrite.errors import UserError, nearest
 from ferrite.ir.kernel import Kernel, parse_kernel, verify_kernel
 from ferrite.ir.program import parse, verify_program
