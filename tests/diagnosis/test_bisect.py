@@ -11,7 +11,7 @@ import torch
 
 import ferrite
 from ferrite.diagnosis.bisect.search import first_bad
-from ferrite.diagnosis.bisect.shrink import Graph, Statement, resized, taken_apart, with_size
+from ferrite.diagnosis.bisect.shrink import GraphSource, Statement, resized, taken_apart, with_size
 from ferrite.options import Options
 from tests.compare import compile_strict
 from tests.fresh_process import run_python
@@ -177,7 +177,7 @@ SOURCE = """from ferrite.debug.repro import missing, stand_in
 import torch
 
 
-class Graph(torch.nn.Module):
+class GraphSource(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.scale = stand_in(shape=(8, 1), stride=(1, 1), dtype=torch.float32, device='cpu')
@@ -204,7 +204,7 @@ def test_any_part_of_a_graph_is_a_graph():
     looks = "stand_in(shape=(8, 8), stride=(8, 1), dtype=torch.float32, device='cpu')"
     graph = taken_apart(SOURCE.replace("        l_x_ = l_x_\n", ""), {"l_x_": looks, "sin": looks, "mul": looks})
     assert [each.name for each in graph.statements] == ["sin", "scale", "mul", "sum_1"]
-    part = Graph(**{**vars(graph), "statements": graph.statements[1:3]})
+    part = GraphSource(**{**vars(graph), "statements": graph.statements[1:3]})
     text = part.text()
     assert "def forward(self, sin):" in text
     assert "return (mul, )" in text  # what was left out reads it

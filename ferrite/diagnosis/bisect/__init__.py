@@ -8,15 +8,15 @@ options how far the compiler may go; `search` asks, `shrink` makes the graph sma
 from ferrite.diagnosis.bisect.checks import compare, differentiate, seconds_of
 from ferrite.diagnosis.bisect.finding import Finding
 from ferrite.diagnosis.bisect.folder import check_of_folder, rerun, summary
-from ferrite.diagnosis.bisect.probe import Outcome, Prober, warm_up
+from ferrite.diagnosis.bisect.probe import Prober, TryResult, warm_up
 from ferrite.diagnosis.bisect.search import NothingFound, Search, bisect
 
 __all__ = [
     "Finding",
     "NothingFound",
-    "Outcome",
     "Prober",
     "Search",
+    "TryResult",
     "bisect",
     "check_of_folder",
     "compare",
