@@ -19,6 +19,7 @@ from ferrite.debug.times import StepTimes
 from ferrite.errors import Refusal
 from ferrite.graph import ModelLine, describe_value, fake_value, model_line
 from ferrite.ir.program import Program
+from ferrite.passes import flops_of_call
 from ferrite.pipeline import PassRecord
 from ferrite.schedule import Plan
 from ferrite.targets import Targets
@@ -162,22 +163,7 @@ def shortened(text: str) -> str:
     return text if len(text) <= MAX_LINE_CHARACTERS else f"{text[: MAX_LINE_CHARACTERS - 1]}…"
 
 
-def flops_in(gm: torch.fx.GraphModule) -> Iterator[tuple[str, int]]:
-    """Of the calls that torch counts: products, convolutions, attention."""
-    from torch.utils.flop_counter import flop_registry
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, torch.fx.Node):
-            return fake_value(value)
-        return type(value)(map(plain, value)) if isinstance(value, (list, tuple)) else value
-
-    for node in gm.graph.nodes:
-        count = flop_registry.get(getattr(node.target, "overloadpacket", None))
-        if count is None:
-            continue
-        try:
-            given = {key: plain(value) for key, value in node.kwargs.items()}
-            found = count(*map(plain, node.args), **given, out_val=fake_value(node))
-            yield node.name, torch_api.size_hint(found)
-        except Exception:  # a courtesy: without it the page has no figure there
-            continue
+def flops_in(gm: torch.fx.GraphModule) -> dict[str, int]:
+    """Of the calls that torch counts, by their nodes."""
+    counted = ((node.name, flops_of_call(node)) for node in gm.graph.nodes)
+    return {name: count for name, count in counted if count is not None}

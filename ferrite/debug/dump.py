@@ -107,7 +107,7 @@ class Dump:
             for name, text in kernel_sources(plan, targets, checked).items():
                 self.write(name, text)
         if self.details is not None:
-            flops = dict(flops_in(graph.gm))
+            flops = flops_in(graph.gm)
             self.details.finished(Compiled(program, plan, executable, targets, hints_of(graph.gm), flops))
 
     def measured(self, is_wanted: bool) -> StepTimes | None:

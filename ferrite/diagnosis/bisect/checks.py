@@ -28,7 +28,7 @@ def compare(
     timed: bool = False,
 ) -> float | None:
     """Run a function and the same compiled on copies of the inputs; raises ResultsDiffer where results, gradients or
-    inputs differ afterwards by more than rounding, judged by a float64 run. `timed`: gives seconds of a call instead."""
+    inputs differ afterwards by more than rounding, judged by a float64 run. `timed`: gives seconds of a call."""
     compiled = api.compile(copied(function), dynamic=dynamic, **(options or {}))
     if timed:
         return seconds_of(compiled, inputs, grad)
