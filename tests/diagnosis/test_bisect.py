@@ -177,7 +177,7 @@ SOURCE = """from ferrite.debug.repro import missing, stand_in
 import torch
 
 
-class GraphSource(torch.nn.Module):
+class Graph(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.scale = stand_in(shape=(8, 1), stride=(1, 1), dtype=torch.float32, device='cpu')

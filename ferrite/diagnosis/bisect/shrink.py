@@ -69,7 +69,7 @@ class GraphSource:
         init = f"    def __init__(self):\n        super().__init__()\n{used}\n" if used else ""
         made = "".join(f"        {self.values[name]},\n" for name in inputs)
         return (
-            f"{self.head}\n\nclass GraphSource(torch.nn.Module):\n{init}"
+            f"{self.head}\n\nclass Graph(torch.nn.Module):\n{init}"
             f"    def forward({', '.join(['self', *inputs])}):\n{body}\n\n\n"
             f"def make_inputs():\n    return [\n{made}    ]\n"
         )
@@ -93,7 +93,7 @@ def taken_apart(source: str, values: Mapping[str, str]) -> GraphSource:
     """A text of `graph_file` as data. ValueError for one that is not of assignments alone."""
     tree = ast.parse(source)
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    (outer,) = [node for node in classes if node.name == "GraphSource"]
+    (outer,) = [node for node in classes if node.name == "Graph"]
     functions = {node.name: node for node in outer.body if isinstance(node, ast.FunctionDef)}
     forward, statements, results = functions["forward"], list[Statement](), tuple[str, ...]()
     for node in forward.body:
