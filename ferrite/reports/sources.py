@@ -9,7 +9,7 @@ from ferrite.errors import ModelLine
 from ferrite.reports.data import Place, SourceFile
 
 MAX_LINES = 4000  # of one file; of a longer one, what is around the lines that are used
-LINES_AROUND = 60  # that is used
+LINES_AROUND = 60  # of a line that is used
 
 
 class Places:
