@@ -331,7 +331,8 @@ def compile_passed(
         source.bytecode = bytecode_of(source, objects)
         record = plan_record(graph, plan, source, passes, communication)
         function = loaded(executable, objects, here, graph, record, compilation, dump.measured(options.measure))
-    check_ranks(communication, record.kind, record.line, options)
+    if communication is not None:
+        check_ranks(communication, record.kind, record.line, options)
     with compilation.stage("cache"):
         if known is not None and index is not None:
             uncompiled = Refusal("it was not compiled to kernels") if here != targets else None
@@ -361,9 +362,12 @@ def loaded(
 
 def agrees_with_others(record: GraphRecord, options: Options) -> bool:
     """Whether a program from the cache sends what the programs of other ranks expect."""
-    if record.communication is not None and not all_agreed(record.communication.decisions):
+    communication = record.communication
+    if communication is None:
+        return True
+    if not all_agreed(communication.decisions):
         return False
-    check_ranks(record.communication, record.kind, record.line, options)
+    check_ranks(communication, record.kind, record.line, options)
     return True
 
 

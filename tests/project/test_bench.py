@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import compile_against, compile_time, kernel_text, kernels, models, overhead, picture
+from bench import compile_time, kernel_text, kernels, models, overhead, picture
 from bench.agreement import disagreement_of_models, largest_error
 from bench.backends import in_fresh_process, with_own_code
 from bench.cases import CASES, Case, tensors_of
@@ -45,9 +45,7 @@ def written(folder: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(
-    "program", [*PROGRAMS, compile_against, kernel_text, picture], ids=lambda module: module.__name__
-)
+@pytest.mark.parametrize("program", [*PROGRAMS, kernel_text, picture], ids=lambda module: module.__name__)
 def test_help_says_how(program: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         program.main(["--help"])
@@ -219,25 +217,6 @@ def test_each_other_rounding_gives_other_errors() -> None:
     errors = {largest_error([(eager["gradients"], exact["gradients"])]) for eager, exact in runs}
     assert len(errors) == DRAWS
     assert min(errors) > 0
-
-
-@pytest.mark.quick
-def test_compiling_here_is_compared_with_another_checkout(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = []
-
-    def measured(checkout: Path, request: Any) -> dict[str, float]:
-        asked.append((checkout, request))
-        return {"inference": 200.0 if checkout == tmp_path else 190.0, "training step": 400.0 + len(asked)}
-
-    monkeypatch.setattr(compile_against, "measured", measured)
-    assert compile_against.main([str(tmp_path), "--rounds", "2", "--layers", "1"]) == 0
-    assert [checkout for checkout, _ in asked] == [tmp_path, compile_against.ROOT] * 2
-    assert {request for _, request in asked} == {(4, 1, False)}
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "inference: there 200; 200, here 190; 190: 0.950 times the least there"
-    assert lines[1] == "training step: there 401; 403, here 402; 404: 1.002 times the least there"
 
 
 @pytest.mark.slow

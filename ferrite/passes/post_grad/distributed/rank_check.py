@@ -23,11 +23,8 @@ _lock = threading.Lock()
 _compiled: collections.Counter[str] = collections.Counter()  # by what was compiled here: how often
 
 
-def check_ranks(record: CommunicationRecord | None, direction: str, line: ModelLine | None, options: Options) -> None:
-    """Compare the collectives of a graph, if it has any, with those of the first rank that compiled it, group by
-    group."""
-    if record is None:
-        return
+def check_ranks(record: CommunicationRecord, direction: str, line: ModelLine | None, options: Options) -> None:
+    """Compare the collectives of a graph with those of the first rank that compiled it, group by group."""
     settings = chosen(options, "spmd_check", SpmdCheck) or (SpmdCheck() if options.distributed == "off" else None)
     store = torch_runtime.store_of_job()
     if settings is None or store is None:
