@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ferrite import passes
     from ferrite.api import compile, freeze
     from ferrite.debug import explain_cache, last_compile, recent_compiles
-    from ferrite.explanation import explain
+    from ferrite.diagnosis import explain
     from ferrite.passes import candidate, why
     from ferrite.pipeline import graph_pass
     from ferrite.reports import report
@@ -58,7 +58,7 @@ __all__ = [
 _LAZY = {
     "compile": "ferrite.api",
     "freeze": "ferrite.api",
-    "explain": "ferrite.explanation",
+    "explain": "ferrite.diagnosis",
     "explain_cache": "ferrite.debug.cache",
     "candidate": "ferrite.passes",
     "graph_pass": "ferrite.pipeline",

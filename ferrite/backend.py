@@ -13,7 +13,6 @@ kept. With `strict` the failure is raised instead.
 from __future__ import annotations
 
 import functools
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -41,17 +40,17 @@ from ferrite.debug import (
     Dump,
     DumpFolder,
     GraphRecord,
+    StepTimes,
+    about_calls,
     about_graph,
-    about_run,
     as_data,
     from_data,
     kernel_names,
-    object_source,
     partition_record,
     plan_record,
 )
 from ferrite.errors import FerriteError, NotLowered, Refusal, warn_user
-from ferrite.graph import Places, has_collectives, note_autocast, users_in_order
+from ferrite.graph import Places, note_autocast, users_in_order
 from ferrite.ir.program import Program, verify_program
 from ferrite.lower import (
     call_instead,
@@ -89,7 +88,6 @@ from ferrite.targets import (
     attention_on,
     buildable,
     executable_of,
-    kernel_sources,
     random_threads,
     ranges_of,
     recorders_of,
@@ -159,7 +157,7 @@ def rewrite_calls(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], compi
         dump = compilation.dump("torch")
         add_values(gm, example_inputs)
         dump.graph("captured", gm)
-        dump.write("replay.json", lambda: json.dumps({"kind": "torch", **about_run(options)}, indent=2) + "\n")
+        dump.write("replay.json", lambda: about_calls(options))
         steps, is_inference = compilation.with_own(PRE_GRAD), not compilation.grad_enabled
         with numerics_checked(steps, gm, example_inputs, compilation.context(is_inference), compilation.keep):
             passes = compilation.run_passes(steps, gm, is_inference, dump)
@@ -275,24 +273,22 @@ def compile_passed(
     comes first, if it is still to come."""
     options = compilation.options
     targets = targets_for(options, devices_in(graph.gm.graph))
-    communicates = has_collectives(graph.gm.graph)
     with compilation.stage("cache"):
         store, places = cache.open_store(options), Places(graph.gm)  # as it was captured: stages edit it
 
     def key() -> cache.Key:
-        more = {"first stage": "joint" if joint else "post_grad", "tuning": tuning_identity(options)}
-        more |= {"communication": communication_identity(graph.gm.graph, options)} if communicates else {}
+        more = {
+            "first stage": "joint" if joint else "post_grad",
+            "tuning": tuning_identity(options),
+            "communication": communication_identity(graph.gm.graph, options),
+        }
         sources, machines = cache.source_digest(store), "; ".join(target.identity() for target in targets.values())
         return cache.graph_key(graph, options, target=machines or "any", sources=sources, more=more)
 
     def read(artifact: cache.Artifact) -> tuple[Boxed, GraphRecord]:
         executable, objects, data = from_entry(artifact, places)
-        recorders = recorders_of(executable, targets)
-        compilation.record.recordings += [recorder.counts for recorder in recorders]
-        in_eager, runs = run_in_eager(graph.gm), runs_of(executable, targets)
         record = from_data(data, places, graph.kind.value, executable.source.commented)
-        ranges = ranges_of(executable, targets, runs, functools.partial(kernel_names, record.kernels))
-        return load_host(executable.source, runs, objects, recorders, in_eager, ranges), record
+        return loaded(executable, objects, targets, graph, record, compilation), record
 
     with compilation.stage("cache"):
         takes = options.report is None
@@ -304,14 +300,13 @@ def compile_passed(
         known, index = (KnownSizes(graph.gm), places.index()) if lookup.keeps else (None, None)
         kernels = KernelCaches(store)
     here = buildable(targets)
-    lends = graph.kind is GraphKind.BACKWARD and options.recorded_gradients == "lent"
-    recording = recording_for(here, kept_for_backward(graph), lends) if options.cuda_graphs else None
+    recording = recording_of(graph, here, options)
     known_threads = random_threads if recording is None else no_threads  # a recording knows torch's kernels alone
     tuner = tuner_for(options, here)
     compilation.times = tuner or no_times
-    captured = captured_communication(graph.gm, options) if communicates else None
+    captured = captured_communication(graph.gm, options)
     passes = rewrite((*joint, POST_GRAD) if options.post_grad else joint, graph, compilation, dump)
-    communication = communication_of(graph.gm, options, captured) if captured is not None else None
+    communication = communication_of(graph.gm, options, captured)
     if tuner is not None and options.report is not None:
         compilation.record.tuning |= tuner.asked
     if options.fuel_stage == "lower":
@@ -324,31 +319,18 @@ def compile_passed(
                 return compilation.left_in_eager(graph, before + passes, refused.refusal)
             if options.strict:
                 verify_program(lowered.program)
-            dump.write("program.py", lambda: str(lowered.program))  # noqa: B023
-            dump.write("objects.json", lambda: objects_text(lowered.objects))  # noqa: B023
+            dump.lowered(lowered)
         plan, executable = scheduled(lowered.program, here, kernels, compilation, dump, recording, tuner)
         if not call_instead(graph.gm.graph, steps_for_eager(plan, here)):
             break
     with compilation.stage("codegen"):
         source = verify_host(executable.source, lowered.objects)
-        dump.write("host.py", lambda: source.commented)
-        dump.finished(graph, lowered.program, plan, executable, here)
-        if dump.is_wanted:
-            for name, text in kernel_sources(plan, here, options.check_bounds).items():
-                dump.write(name, text)
+        dump.generated(graph, lowered.program, plan, executable, here, options.check_bounds)
     with compilation.stage("load"):
         objects = named_objects(source, lowered.objects)
         source.bytecode = bytecode_of(source, objects)
-        recorders = recorders_of(executable, here)
-        compilation.record.recordings += [recorder.counts for recorder in recorders]
-        times = dump.measured(options.measure)
-        runs = runs_of(executable, here) if times is None else times.runs(executable, here)
-        watch = None if times is None else times.call
-        in_eager = run_in_eager(graph.gm)
-        record = plan_record(graph, plan, source.commented, passes, source.not_recorded)
-        record = replace(record, communication=communication)
-        ranges = ranges_of(executable, here, runs, functools.partial(kernel_names, record.kernels))
-        function = load_host(source, runs, objects, recorders, in_eager, ranges, watch)
+        record = plan_record(graph, plan, source, passes, communication)
+        function = loaded(executable, objects, here, graph, record, compilation, dump.measured(options.measure))
     if communication is not None:
         check_ranks(communication, record.kind, record.line, options)
     with compilation.stage("cache"):
@@ -360,9 +342,22 @@ def compile_passed(
     return compilation.finished(function, record, before, lookup.outcome)
 
 
-def objects_text(objects: Mapping[str, Any]) -> str:
-    """How the objects that a program names can be made again."""
-    return json.dumps({name: object_source(value) for name, value in objects.items()}, indent=2) + "\n"
+def loaded(
+    executable: Executable,
+    objects: Mapping[str, Any],
+    targets: Targets,
+    graph: CapturedGraph,
+    record: GraphRecord,
+    compilation: Compilation,
+    times: StepTimes | None = None,
+) -> Boxed:
+    """The function of what was compiled, now or before. `times`: what its kernels and calls are measured by."""
+    recorders = recorders_of(executable, targets)
+    compilation.record.recordings += [recorder.counts for recorder in recorders]
+    runs = runs_of(executable, targets) if times is None else times.runs(executable, targets)
+    ranges = ranges_of(executable, targets, runs, functools.partial(kernel_names, record.kernels))
+    watch = None if times is None else times.call
+    return load_host(executable.source, runs, objects, recorders, run_in_eager(graph.gm), ranges, watch)
 
 
 def agrees_with_others(record: GraphRecord, options: Options) -> bool:
@@ -374,6 +369,12 @@ def agrees_with_others(record: GraphRecord, options: Options) -> bool:
         return False
     check_ranks(communication, record.kind, record.line, options)
     return True
+
+
+def recording_of(graph: CapturedGraph, targets: Targets, options: Options) -> Recording | None:
+    """What of a graph may be recorded as CUDA graphs."""
+    lends = graph.kind is GraphKind.BACKWARD and options.recorded_gradients == "lent"
+    return recording_for(targets, kept_for_backward(graph), lends) if options.cuda_graphs else None
 
 
 def kept_for_backward(graph: CapturedGraph) -> list[int]:

@@ -20,7 +20,7 @@ Number = torch.SymInt | torch.SymBool | torch.SymFloat
 Range = tuple[int | None, int | None]
 
 LARGEST = 1 << 62  # bounds beyond are torch's way to say there is none
-VECTOR = 16  # elements, as a GPU loads them at once
+VECTOR_ELEMENTS = 16  # that a GPU loads at once
 
 
 def symbol_range(value: Number) -> Callable[[Any], Range]:
@@ -60,7 +60,7 @@ def likely_value(value: Number) -> Callable[[Any], int | None]:
         if found < 1:
             return None
         below = 1 << (int(found).bit_length() - 1)
-        return below + 1 if below >= VECTOR and int(found) % VECTOR else below
+        return below + 1 if below >= VECTOR_ELEMENTS and int(found) % VECTOR_ELEMENTS else below
 
     return near
 

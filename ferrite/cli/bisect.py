@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    from ferrite.bisect import NothingFound, bisect, summary, warm_up
+    from ferrite.diagnosis.bisect import NothingFound, bisect, summary, warm_up
 
     check, setup = check_of(chosen)
 
@@ -58,7 +58,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 def check_of(chosen: argparse.Namespace) -> tuple[Callable[[], Any], str]:
     """What is tried, and the module that it needs. Nothing of the user's is loaded here, but in every try."""
-    from ferrite.bisect import check_of_folder, compare
+    from ferrite.diagnosis.bisect import check_of_folder, compare
 
     if Path(chosen.check).is_dir():
         return check_of_folder(Path(chosen.check), chosen.slow)

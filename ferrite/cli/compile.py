@@ -11,7 +11,6 @@ import torch
 from ferrite.cli import specs
 from ferrite.errors import UserError, nearest
 from ferrite.options import FIELDS, MODES, TYPES, check_all, parse
-from ferrite.user_code import load_module
 
 
 def add_parser(commands: Any) -> None:
@@ -23,21 +22,21 @@ def add_parser(commands: Any) -> None:
         epilog=specs.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_call_arguments(parser)
+    parser.add_argument("--source", action="store_true", help="also print the generated host programs")
+    parser.set_defaults(run=run)
+
+
+def add_call_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is compiled, how, and what it is called with."""
     parser.add_argument("target", metavar="MODULE:CALLABLE", help="package.module:name, or path/to/file.py:name")
     parser.add_argument("arguments", metavar="ARG", nargs="*", help="f32[8,16], i64[4]<100, 3, None, ...")
     parser.add_argument("--train", action="store_true", help="also compile and run the backward graph")
     parser.add_argument("--dynamic", action="store_true", help="treat sizes as symbolic")
     parser.add_argument("--mode", choices=list(MODES), help="a preset of options")
     parser.add_argument(
-        "-o",
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any option; may be repeated",
+        "-o", "--option", action="append", default=[], metavar="NAME=VALUE", help="any option; may be repeated"
     )
-    parser.add_argument("--source", action="store_true", help="also print the generated host programs")
-    parser.set_defaults(run=run)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -73,6 +72,8 @@ def backward(outputs: Any) -> None:
 
 def find(target: str) -> Any:
     """The callable at `package.module:name` or `file.py:name`; a class of modules is made."""
+    from ferrite.diagnosis import load_module
+
     module_name, separator, name = target.rpartition(":")
     if not separator or not name:
         raise UserError(f"cannot read {target!r}", {"expected": "MODULE:CALLABLE, such as mypackage.net:forward"})

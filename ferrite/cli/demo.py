@@ -128,7 +128,8 @@ def run(chosen: argparse.Namespace) -> int:
 NEXT = """
 What to try next:
   print(ferrite.last_compile())             every kernel, every call, and why
-  python -m ferrite doctor                  this machine: compiler, cache
+  print(ferrite.explain(model, x))          what takes the time, and what to try
+  ferrite.report("page.html")               every stage beside the model's lines
   torch.compile(model, backend="ferrite")   your model; docs/options.md
   ferrite.freeze(model.eval())              parameters as constants
 """

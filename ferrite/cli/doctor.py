@@ -30,7 +30,7 @@ STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class Examined:
     """One item: `bad` means that ferrite cannot compile here until `advice` is followed."""
 
     item: str
@@ -75,7 +75,7 @@ def examine_model(chosen: argparse.Namespace) -> bool:
     """Print what becomes of a model, and whether all of it is compiled."""
     import torch
 
-    from ferrite.explanation import explain
+    from ferrite.diagnosis import explain
 
     torch.manual_seed(0)
     model = find(chosen.target)
@@ -88,9 +88,9 @@ def examine_model(chosen: argparse.Namespace) -> bool:
     return not any(graph.failure for record in found.records for graph in record.graphs)
 
 
-def examine() -> Iterator[Finding]:
+def examine() -> Iterator[Examined]:
     """Every check, one after the other; a check that itself breaks is a finding too."""
-    checks: tuple[Callable[[], Finding], ...] = (
+    checks: tuple[Callable[[], Examined], ...] = (
         check_ferrite,
         check_python,
         check_torch,
@@ -106,18 +106,18 @@ def examine() -> Iterator[Finding]:
         try:
             yield check()
         except Exception as problem:
-            yield Finding(check.__name__.removeprefix("check_"), "bad", f"{type(problem).__name__}: {problem}")
+            yield Examined(check.__name__.removeprefix("check_"), "bad", f"{type(problem).__name__}: {problem}")
 
 
-def check_ferrite() -> Finding:
-    return Finding("ferrite", "ok", f"{__version__} in {os.path.dirname(os.path.dirname(__file__))}")
+def check_ferrite() -> Examined:
+    return Examined("ferrite", "ok", f"{__version__} in {os.path.dirname(os.path.dirname(__file__))}")
 
 
-def check_python() -> Finding:
-    return Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+def check_python() -> Examined:
+    return Examined("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
-def check_torch() -> Finding:
+def check_torch() -> Examined:
     import torch
 
     from ferrite.capture import check_torch_version, span
@@ -125,61 +125,61 @@ def check_torch() -> Finding:
     try:
         warning = check_torch_version()
     except UserError as error:
-        return Finding("torch", "bad", error.headline, error.lines["to change that"])
+        return Examined("torch", "bad", error.headline, error.lines["to change that"])
     if warning is not None:
-        return Finding("torch", "note", torch.__version__, f"newer than tested ({span()}): report what breaks")
-    return Finding("torch", "ok", torch.__version__)
+        return Examined("torch", "note", torch.__version__, f"newer than tested ({span()}): report what breaks")
+    return Examined("torch", "ok", torch.__version__)
 
 
-def check_backend() -> Finding:
+def check_backend() -> Examined:
     found = importlib.metadata.entry_points(group="torch_dynamo_backends", name="ferrite")
     if not found:
         advice = 'pip install ferrite, or use ferrite.compile(...) in place of backend="ferrite"'
-        return Finding("backend", "note", "not registered with torch.compile", advice)
-    return Finding("backend", "ok", 'torch.compile(..., backend="ferrite") finds it')
+        return Examined("backend", "note", "not registered with torch.compile", advice)
+    return Examined("backend", "ok", 'torch.compile(..., backend="ferrite") finds it')
 
 
-def check_llvm() -> Finding:
+def check_llvm() -> Examined:
     try:
         from llvmlite import binding
     except ImportError as problem:
-        return Finding("LLVM", "note", str(problem), "pip install llvmlite: CPU kernels run in eager without it")
+        return Examined("LLVM", "note", str(problem), "pip install llvmlite: CPU kernels run in eager without it")
     version = ".".join(map(str, binding.llvm_version_info))
-    return Finding("LLVM", "ok", f"{version} in llvmlite {importlib.metadata.version('llvmlite')}")
+    return Examined("LLVM", "ok", f"{version} in llvmlite {importlib.metadata.version('llvmlite')}")
 
 
-def check_cpu() -> Finding:
+def check_cpu() -> Examined:
     try:
         from llvmlite import binding
     except ImportError:
-        return Finding("CPU", "note", platform.machine(), "its features are read through llvmlite")
+        return Examined("CPU", "note", platform.machine(), "its features are read through llvmlite")
     features = binding.get_host_cpu_features()
     known = ("neon", "sve", "bf16", "fullfp16", "avx2", "avx512f", "avx512bf16", "amx-tile", "fma")
     have = [name for name in known if features.get(name)]
-    return Finding("CPU", "ok", f"{binding.get_host_cpu_name()}: {' '.join(have) or 'no vector features known to us'}")
+    return Examined("CPU", "ok", f"{binding.get_host_cpu_name()}: {' '.join(have) or 'no vector features known to us'}")
 
 
-def check_threads() -> Finding:
+def check_threads() -> Examined:
     import torch
 
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     if threads > cores:
-        return Finding("threads", "note", f"{threads} on {cores} cores", f"torch.set_num_threads({cores})")
-    return Finding("threads", "ok", f"{threads} on {cores} cores")
+        return Examined("threads", "note", f"{threads} on {cores} cores", f"torch.set_num_threads({cores})")
+    return Examined("threads", "ok", f"{threads} on {cores} cores")
 
 
-def check_gpu() -> Finding:
+def check_gpu() -> Examined:
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:
-        return Finding("GPU", "ok", "none: this torch is a CPU build")
+        return Examined("GPU", "ok", "none: this torch is a CPU build")
     if not torch.cuda.is_available():
-        return Finding("GPU", "note", "torch has GPU support but sees no device", "check the driver: nvidia-smi")
+        return Examined("GPU", "note", "torch has GPU support but sees no device", "check the driver: nvidia-smi")
     names = [gpu_text(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())]
     reason = "kernels are made for GPUs of NVIDIA" if torch.version.hip is not None else reason_against_gpus()
     if reason:
-        return Finding("GPU", "note", "; ".join(names), f"graphs on it run operator by operator: {reason}")
-    return Finding("GPU", "ok", f"{'; '.join(names)}; driver for CUDA {libcuda().version() / 1000:.1f}")
+        return Examined("GPU", "note", "; ".join(names), f"graphs on it run operator by operator: {reason}")
+    return Examined("GPU", "ok", f"{'; '.join(names)}; driver for CUDA {libcuda().version() / 1000:.1f}")
 
 
 def gpu_text(properties: Any) -> str:
@@ -190,20 +190,20 @@ def gpu_text(properties: Any) -> str:
     )
 
 
-def check_triton() -> Finding:
+def check_triton() -> Examined:
     import torch
 
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         if torch.cuda.is_available():
-            return Finding("Triton", "note", "not installed", "pip install triton: GPU code runs in eager without it")
-        return Finding("Triton", "ok", "not installed, and not needed without a GPU")
+            return Examined("Triton", "note", "not installed", "pip install triton: GPU code runs in eager without it")
+        return Examined("Triton", "ok", "not installed, and not needed without a GPU")
     importlib.import_module("triton")
-    return Finding("Triton", "ok", version)
+    return Examined("Triton", "ok", version)
 
 
-def check_cache(options: Options | None = None) -> Finding:
+def check_cache(options: Options | None = None) -> Examined:
     folder = (options or resolve()).cache_folder()
     advice = "set FERRITE_CACHE_DIR to a folder of your own; without one nothing is kept between runs"
     try:
@@ -212,7 +212,7 @@ def check_cache(options: Options | None = None) -> Finding:
             pass
     except Unusable as problem:
         fact, semicolon, command = str(problem).partition("; to change that: ")
-        return Finding("cache", "note", fact, command if semicolon else advice)
+        return Examined("cache", "note", fact, command if semicolon else advice)
     except OSError as problem:
-        return Finding("cache", "note", f"{folder}: {problem.strerror or problem}", advice)
-    return Finding("cache", "ok", f"{folder}, {shutil.disk_usage(folder).free / 2**30:.1f} GiB free")
+        return Examined("cache", "note", f"{folder}: {problem.strerror or problem}", advice)
+    return Examined("cache", "ok", f"{folder}, {shutil.disk_usage(folder).free / 2**30:.1f} GiB free")

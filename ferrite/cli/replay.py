@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    from ferrite.replay import replay
+    from ferrite.diagnosis import replay
 
     instead = dict(named_file(text) for text in chosen.replace)
     found = replay(chosen.folder, chosen.stage, instead)

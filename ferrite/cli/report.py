@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from ferrite.cli import specs
-from ferrite.cli.compile import backward, find, parse_option
-from ferrite.options import MODES
+from ferrite.cli.compile import add_call_arguments, backward, find, parse_option
 
 MEASURED_CALLS = 12  # with --measure: the first ones meet cold caches, and the median of all is shown
 
@@ -24,16 +23,9 @@ def add_parser(commands: Any) -> None:
         epilog=specs.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("target", metavar="MODULE:CALLABLE", help="package.module:name, or path/to/file.py:name")
-    parser.add_argument("arguments", metavar="ARG", nargs="*", help="f32[8,16], i64[4]<100, 3, None, ...")
+    add_call_arguments(parser)
     parser.add_argument("--to", metavar="FILE", default="report.html", help="the page; FILE.json: the record alone")
     parser.add_argument("--measure", action="store_true", help="also measure each kernel and each call of torch")
-    parser.add_argument("--train", action="store_true", help="also compile and run the backward graph")
-    parser.add_argument("--dynamic", action="store_true", help="treat sizes as symbolic")
-    parser.add_argument("--mode", choices=list(MODES), help="a preset of options")
-    parser.add_argument(
-        "-o", "--option", action="append", default=[], metavar="NAME=VALUE", help="any option; may be repeated"
-    )
     parser.set_defaults(run=run)
 
 

@@ -5,8 +5,8 @@ In: what the stages report. Out: objects and files for people. Nothing here chan
 
 from ferrite.debug.cache import age, differences_table, explain_cache, explained, side
 from ferrite.debug.compilation import Compilation
-from ferrite.debug.details import Compiled, GraphDetails, GraphRow, GraphStep
-from ferrite.debug.dump import Dump, DumpFolder, about_graph, about_run, object_source
+from ferrite.debug.details import Compiled, GraphDetails, GraphRow
+from ferrite.debug.dump import Dump, DumpFolder, about_calls, about_graph
 from ferrite.debug.graph_record import as_data, from_data, plan_record
 from ferrite.debug.partition import partition_record
 from ferrite.debug.progress import Progress, log
@@ -19,7 +19,8 @@ from ferrite.debug.record import (
     last_compile,
     recent_compiles,
 )
-from ferrite.debug.repro import graph_file, input_source, missing, settings_of, stand_in, stand_in_source
+from ferrite.debug.repro import graph_file, input_source, missing, settings_of, stand_in
+from ferrite.debug.times import StepTimes
 
 __all__ = [
     "Compilation",
@@ -30,11 +31,11 @@ __all__ = [
     "GraphDetails",
     "GraphRecord",
     "GraphRow",
-    "GraphStep",
     "PeakMemory",
     "Progress",
+    "StepTimes",
+    "about_calls",
     "about_graph",
-    "about_run",
     "age",
     "as_data",
     "differences_table",
@@ -48,12 +49,10 @@ __all__ = [
     "last_compile",
     "log",
     "missing",
-    "object_source",
     "partition_record",
     "plan_record",
     "recent_compiles",
     "settings_of",
     "side",
     "stand_in",
-    "stand_in_source",
 ]

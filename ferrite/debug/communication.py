@@ -12,8 +12,8 @@ from rich.table import Table
 
 from ferrite.passes import CommunicationRecord
 
-WIDTH = 72  # letters of a picture
-ROWS_SHOWN = 40
+PICTURE_LETTERS = 72  # in a row of it
+MAX_ROWS = 40
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ def table_of(kind: str, record: CommunicationRecord) -> Table:
     numbers = ("ranks", "members", "bytes", "from us", "to us", "waited us")
     for column in ("kind", "group", *numbers[:3], "of", *numbers[3:], "line", "why"):
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
-    for each in record.collectives[:ROWS_SHOWN]:
+    for each in record.collectives[:MAX_ROWS]:
         times = (f"{value * 1e6:.0f}" for value in (each.begin, each.end, each.exposed))
         counts = (str(each.ranks), str(each.members), f"{each.bytes:,}")
         place = each.line.place if each.line is not None else ""
         table.add_row(each.kind, each.group, *counts, each.about, *times, place, each.why)
-    if len(record.collectives) > ROWS_SHOWN:
-        table.add_row(f"and {len(record.collectives) - ROWS_SHOWN} more")
+    if len(record.collectives) > MAX_ROWS:
+        table.add_row(f"and {len(record.collectives) - MAX_ROWS} more")
     return table
 
 
@@ -95,10 +95,10 @@ def picture(record: CommunicationRecord) -> str:
     """One row for computing and one for each group."""
     total = record.total_seconds or 1.0
     waits = [(each.end - each.exposed, each.end) for each in record.collectives if each.exposed > 0]
-    rows = {"computes": painted("#" * WIDTH, waits, total, "!")}
+    rows = {"computes": painted("#" * PICTURE_LETTERS, waits, total, "!")}
     for each in record.collectives:
         name = f"{each.group} ({each.ranks})"
-        rows[name] = painted(rows.get(name, "." * WIDTH), [(each.begin, each.end)], total, "=")
+        rows[name] = painted(rows.get(name, "." * PICTURE_LETTERS), [(each.begin, each.end)], total, "=")
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {row}" for name, row in rows.items())
 
@@ -106,6 +106,6 @@ def picture(record: CommunicationRecord) -> str:
 def painted(row: str, spans: Sequence[tuple[float, float]], total: float, letter: str) -> str:
     letters = list(row)
     for first, last in spans:
-        left, right = (min(int(time / total * WIDTH), WIDTH) for time in (first, last))
+        left, right = (min(int(time / total * PICTURE_LETTERS), PICTURE_LETTERS) for time in (first, last))
         letters[left : max(right, left + 1)] = letter * (max(right, left + 1) - left)
-    return "".join(letters[:WIDTH])
+    return "".join(letters[:PICTURE_LETTERS])

@@ -15,15 +15,16 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.codegen import Executable
-from ferrite.debug.times import Times
+from ferrite.debug.times import StepTimes
 from ferrite.errors import Refusal
 from ferrite.graph import ModelLine, describe_value, fake_value, model_line
 from ferrite.ir.program import Program
+from ferrite.passes import flops_of_call
 from ferrite.pipeline import PassRecord
 from ferrite.schedule import Plan
 from ferrite.targets import Targets
 
-LONGEST = 400  # characters of a line
+MAX_LINE_CHARACTERS = 400
 MAX_REFUSALS = 4000  # of rules, in one graph
 
 
@@ -79,7 +80,7 @@ class GraphDetails:
     steps: list[GraphStep] = field(default_factory=list)
     refusals: dict[tuple[str, str], RuleRefusal] = field(default_factory=dict)  # the last word of each rule at a node
     compiled: Compiled | None = None
-    times: Times | None = None  # of kernels and calls, where they are measured
+    times: StepTimes | None = None  # of kernels and calls, where they are measured
     _numbers: dict[GraphRow, int] = field(default_factory=dict, repr=False)
     _known: dict[torch.fx.Node, tuple[Any, ...]] = field(default_factory=dict, repr=False)
 
@@ -159,25 +160,10 @@ def argument_text(value: Any) -> str:
 
 def shortened(text: str) -> str:
     text = " ".join(text.splitlines())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= MAX_LINE_CHARACTERS else f"{text[: MAX_LINE_CHARACTERS - 1]}…"
 
 
-def flops_in(gm: torch.fx.GraphModule) -> Iterator[tuple[str, int]]:
-    """Of the calls that torch counts: products, convolutions, attention."""
-    from torch.utils.flop_counter import flop_registry
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, torch.fx.Node):
-            return fake_value(value)
-        return type(value)(map(plain, value)) if isinstance(value, (list, tuple)) else value
-
-    for node in gm.graph.nodes:
-        count = flop_registry.get(getattr(node.target, "overloadpacket", None))
-        if count is None:
-            continue
-        try:
-            given = {key: plain(value) for key, value in node.kwargs.items()}
-            found = count(*map(plain, node.args), **given, out_val=fake_value(node))
-            yield node.name, torch_api.size_hint(found)
-        except Exception:  # a courtesy: without it the page has no figure there
-            continue
+def flops_in(gm: torch.fx.GraphModule) -> dict[str, int]:
+    """Of the calls that torch counts, by their nodes."""
+    counted = ((node.name, flops_of_call(node)) for node in gm.graph.nodes)
+    return {name: count for name, count in counted if count is not None}

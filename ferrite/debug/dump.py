@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,15 @@ from ferrite.codegen import Executable
 from ferrite.debug.details import Compiled, GraphDetails, flops_in
 from ferrite.debug.memory import hints_of
 from ferrite.debug.repro import HEAD, input_source, settings_of, stand_in_source, written
-from ferrite.debug.times import Times
+from ferrite.debug.times import StepTimes
 from ferrite.errors import warn_user
 from ferrite.graph import fake_value, module_source
 from ferrite.ir.program import Program
+from ferrite.lower import LoweredProgram
 from ferrite.options import Options
 from ferrite.pipeline import PassRecord
 from ferrite.schedule import Plan
-from ferrite.targets import Targets
+from ferrite.targets import Targets, kernel_sources
 
 _numbers = itertools.count()
 
@@ -86,17 +87,34 @@ class Dump:
         if record.changed:
             self.write_graph(record.name, gm)
 
-    def finished(self, graph: CapturedGraph, program: Program, plan: Plan, executable: Executable, at: Targets) -> None:
-        """What the graph became."""
-        if self.details is not None:
-            flops = dict(flops_in(graph.gm))
-            self.details.finished(Compiled(program, plan, executable, at, hints_of(graph.gm), flops))
+    def lowered(self, found: LoweredProgram) -> None:
+        """The program that a graph was lowered to, and how the objects that it names can be made again."""
+        self.write("program.py", lambda: str(found.program))
+        self.write("objects.json", lambda: objects_text(found.objects))
 
-    def measured(self, is_wanted: bool) -> Times | None:
+    def generated(
+        self,
+        graph: CapturedGraph,
+        program: Program,
+        plan: Plan,
+        executable: Executable,
+        targets: Targets,
+        checked: bool = False,
+    ) -> None:
+        """What the graph became. `program`: as it was lowered, which the scheduler may have changed since."""
+        self.write("host.py", lambda: executable.source.commented)
+        if self.root.path is not None:
+            for name, text in kernel_sources(plan, targets, checked).items():
+                self.write(name, text)
+        if self.details is not None:
+            flops = flops_in(graph.gm)
+            self.details.finished(Compiled(program, plan, executable, targets, hints_of(graph.gm), flops))
+
+    def measured(self, is_wanted: bool) -> StepTimes | None:
         """What measures the steps of the graph, where a report is to have their times."""
         if self.details is None or not is_wanted:
             return None
-        self.details.times = Times()
+        self.details.times = StepTimes()
         return self.details.times
 
     def schedule(self, step: str, schedule: object) -> None:
@@ -116,9 +134,9 @@ class Dump:
             warn_user(f"ferrite: could not write {folder / name}: {problem}")
             self.root.path = None
 
-    @property
-    def is_wanted(self) -> bool:
-        return self.root.path is not None
+
+def objects_text(objects: Mapping[str, Any]) -> str:
+    return json.dumps({name: object_source(value) for name, value in objects.items()}, indent=2) + "\n"
 
 
 def object_source(value: object) -> str:
@@ -127,6 +145,11 @@ def object_source(value: object) -> str:
         return input_source(value)
     name = torch_api.operator_name(value)
     return f"operator({name!r})" if name is not None else input_source(value)
+
+
+def about_calls(options: Options) -> str:
+    """replay.json of a graph of torch calls."""
+    return json.dumps({"kind": "torch", **about_run(options)}, indent=2) + "\n"
 
 
 def about_graph(graph: CapturedGraph, options: Options) -> str:

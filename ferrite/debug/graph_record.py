@@ -9,11 +9,13 @@ import torch
 
 from ferrite.cache import Strange, check_passes, decode, encode
 from ferrite.capture import CapturedGraph, torch_api
+from ferrite.codegen import HostSource
 from ferrite.debug.memory import memory_record
 from ferrite.debug.record import EagerCall, GraphRecord, KernelRecord
 from ferrite.errors import Refusal
 from ferrite.graph import ModelLine, PlaceIndex, Places, first_model_line, model_line
 from ferrite.ir.program import Constant, call_of
+from ferrite.passes import CommunicationRecord
 from ferrite.pipeline import PassRecord
 from ferrite.schedule import INTERPRETED, Launch, Plan, Run
 
@@ -21,11 +23,11 @@ from ferrite.schedule import INTERPRETED, Launch, Plan, Run
 def plan_record(
     graph: CapturedGraph,
     plan: Plan,
-    source: str,
+    source: HostSource,
     passes: tuple[PassRecord, ...],
-    not_recorded: tuple[Refusal, ...] = (),
+    communication: CommunicationRecord | None = None,
 ) -> GraphRecord:
-    """The record of a graph that became a plan, with the text of its host program."""
+    """The record of a graph that became a plan, and its host program."""
     program = plan.program
     calls = [(call, item.origin) for item in program.operations if (call := call_of(item)) is not None]
     eager = [EagerCall(operator_text(call.operator), Refusal(call.reason, at.line)) for call, at in calls]
@@ -44,13 +46,14 @@ def plan_record(
         line=first_model_line(graph.gm.graph.nodes),
         operators=len(program.operations),
         inputs=tuple(map(str, program.inputs)),
-        source=source,
+        source=source.commented,
         kernels=kernels,
         eager_calls=tuple(eager),
         passes=passes,
         not_fused=plan.not_fused,
         memory=memory_record(graph.gm, plan),
-        not_recorded=not_recorded,
+        not_recorded=source.not_recorded,
+        communication=communication,
     )
 
 

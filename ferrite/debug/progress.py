@@ -20,9 +20,9 @@ from ferrite.errors import ModelLine
 from ferrite.options import Options
 
 log = logging.getLogger("ferrite")
-PATIENCE = 2.0  # seconds that nobody wonders about
-PERIOD = 0.2  # between two looks at the line
-MAX_WIDTH = 118
+PATIENCE_SECONDS = 2.0  # that nobody wonders about
+PERIOD_SECONDS = 0.2  # between two looks at the line
+MAX_LINE_CHARACTERS = 118
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ class TerminalLine:
         self.thread.start()
 
     def run(self) -> None:
-        if self.over.wait(PATIENCE):
+        if self.over.wait(PATIENCE_SECONDS):
             return
-        while not self.over.wait(PERIOD):
-            self.write(f"ferrite: {self.watch.now()}"[:MAX_WIDTH])
+        while not self.over.wait(PERIOD_SECONDS):
+            self.write(f"ferrite: {self.watch.now()}"[:MAX_LINE_CHARACTERS])
         self.write("")
 
     def write(self, text: str) -> None:

@@ -18,17 +18,19 @@ import torch
 from ferrite.codegen import Executable
 from ferrite.targets import LoadedRun, Targets, runs_of
 
-KEPT = 200  # times of one step
+MAX_KEPT_TIMES = 200  # of one step
 
 
 @dataclass
-class StepTimes:
+class OneStep:
+    """Of one launch or call: its seconds, the first of them, and how often it ran."""
+
     seconds: list[float] = field(default_factory=list)
     count: int = 0
 
     def add(self, seconds: float) -> None:
         self.count += 1
-        if len(self.seconds) < KEPT:
+        if len(self.seconds) < MAX_KEPT_TIMES:
             self.seconds.append(seconds)
 
     @property
@@ -37,11 +39,11 @@ class StepTimes:
 
 
 @dataclass
-class Times:
+class StepTimes:
     """`launches`: by the number of the run and the place in it. `calls`: by the line of the host program, from 1."""
 
-    launches: dict[tuple[int, int], StepTimes] = field(default_factory=dict)
-    calls: dict[int, StepTimes] = field(default_factory=dict)
+    launches: dict[tuple[int, int], OneStep] = field(default_factory=dict)
+    calls: dict[int, OneStep] = field(default_factory=dict)
 
     def runs(self, executable: Executable, targets: Targets) -> list[LoadedRun]:
         """Each run as launches that are measured."""
@@ -64,7 +66,7 @@ class Times:
                 start = time.perf_counter()
                 launch(*words)
                 wait()
-                self.launches.setdefault((number, place), StepTimes()).add(time.perf_counter() - start)
+                self.launches.setdefault((number, place), OneStep()).add(time.perf_counter() - start)
             return 0
 
         return measured
@@ -78,7 +80,7 @@ class Times:
             start = time.perf_counter()
             result = function(*args, **kwargs)
             wait()
-            self.calls.setdefault(line, StepTimes()).add(time.perf_counter() - start)
+            self.calls.setdefault(line, OneStep()).add(time.perf_counter() - start)
             return result
 
         return measured

@@ -149,7 +149,7 @@ _forced: dict[str, Any] = {}
 
 def force(settings: Mapping[str, Any]) -> None:
     """Settings that win over all others from now on, in every thread of this process. For processes that were started
-    to try something out: see `ferrite.bisect`."""
+    to try something out: see `ferrite.diagnosis.bisect`."""
     _forced.clear()
     _forced.update(check_all(settings))
 

@@ -32,6 +32,7 @@ from ferrite.passes.pre_grad import PRE_GRAD, pre_grad_passes, sum_of_linears
 from ferrite.passes.pre_grad.horizontal import Horizontal, Limits
 from ferrite.passes.pre_grad.numeric_check import check_settings
 from ferrite.passes.pre_grad.split_cat import PARTS, PartSettings
+from ferrite.passes.shared.flops import flops_of_call
 from ferrite.pipeline import Pipeline
 from ferrite.rewrite import AnyRule, NearMiss
 from ferrite.rewrite import why as ask
@@ -53,6 +54,7 @@ __all__ = [
     "communication_identity",
     "communication_of",
     "describe",
+    "flops_of_call",
     "freezing_passes",
     "inline_parameters",
     "joint_graph_passes",

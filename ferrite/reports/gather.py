@@ -23,14 +23,14 @@ from ferrite.reports.sources import Places
 from ferrite.reports.steps import Steps
 from ferrite.reports.texts import GraphTexts, digest_of
 
-CODE_BUDGET = 8_000_000  # characters of generated code in a report: what is beyond is left out, and it says so
+MAX_CODE_CHARACTERS = 8_000_000  # of generated code in a report: what is beyond is left out, and it says so
 
 
 def gather(records: Sequence[CompileRecord], limits: Sequence[data.Limits] = ()) -> data.Report:
     import ferrite
 
     places, notes = Places(), list[str]()
-    budget = Budget(CODE_BUDGET)
+    budget = Budget(MAX_CODE_CHARACTERS)
     compiles = [compile_data(record, places, budget) for record in records]
     breaks = [
         data.GraphBreak(each.reason, places.at(each.file, each.line) if each.file else -1, each.function)
@@ -233,7 +233,7 @@ def graph_data(graph: GraphRecord, details: GraphDetails | None, places: Places,
     first, passes, last = passes_of(details)
     nodes = nodes_of(details, last, places)
     rows = [details.rows[row] for row in last]
-    texts = GraphTexts(compiled.program, compiled.plan, compiled.executable.source, rows)
+    texts = GraphTexts(compiled, rows)
     program = texts.add_program()
     pairs = compiled.plan.kernels
     made = texts.add_kernels(pairs)

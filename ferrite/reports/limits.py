@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from ferrite.debug import CompileRecord
 from ferrite.reports.data import Limits
+from ferrite.runtime import least_seconds
 
-ROUNDS = 5
-CPU_BYTES, CPU_SIDE = 64 << 20, 1024
-GPU_BYTES, GPU_SIDE = 1 << 30, 8192
+CPU_COPY_BYTES, CPU_MATRIX_SIDE = 64 << 20, 1024
+GPU_COPY_BYTES, GPU_MATRIX_SIDE = 1 << 30, 8192
 
 
 def limits_of(records: Sequence[CompileRecord]) -> tuple[Limits, ...]:
@@ -30,7 +29,7 @@ def limits_of(records: Sequence[CompileRecord]) -> tuple[Limits, ...]:
 def measured(device: str) -> Limits:
     """Bytes that a copy reads and writes, and multiplications and additions of a matrix product: in float32 on a CPU,
     in bfloat16 on a GPU."""
-    count, side = (GPU_BYTES, GPU_SIDE) if device == "cuda" else (CPU_BYTES, CPU_SIDE)
+    count, side = (GPU_COPY_BYTES, GPU_MATRIX_SIDE) if device == "cuda" else (CPU_COPY_BYTES, CPU_MATRIX_SIDE)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     with torch.no_grad():
         source = torch.zeros(count, dtype=torch.uint8, device=device)
@@ -38,20 +37,6 @@ def measured(device: str) -> Limits:
         left = torch.ones(side, side, dtype=dtype, device=device)
         return Limits(
             device,
-            2 * count / fastest(lambda: target.copy_(source), device),
-            2 * side**3 / fastest(lambda: left @ left, device),
+            2 * count / least_seconds(lambda: target.copy_(source)),
+            2 * side**3 / least_seconds(lambda: left @ left),
         )
-
-
-def fastest(work: Callable[[], object], device: str) -> float:
-    def once() -> float:
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    once()
-    return min(once() for _ in range(ROUNDS))

@@ -10,7 +10,7 @@ from ferrite.pipeline import PassRecord
 from ferrite.reports.data import Hunk, NearMiss, Pass
 from ferrite.reports.sources import Places
 
-SHOWN = 8  # nodes of a near miss
+MAX_NODES = 8  # that are named of a near miss
 CAPTURED = "captured"
 
 
@@ -115,8 +115,8 @@ def near_misses(details: GraphDetails, places: Places) -> tuple[NearMiss, ...]:
             rule,
             reason,
             len(members),
-            tuple(node for node, _ in members[:SHOWN]),
-            tuple(dict.fromkeys(place for _, place in members if place >= 0))[:SHOWN],
+            tuple(node for node, _ in members[:MAX_NODES]),
+            tuple(dict.fromkeys(place for _, place in members if place >= 0))[:MAX_NODES],
         )
         for (rule, reason), members in groups.items()
     ]

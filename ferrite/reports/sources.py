@@ -9,7 +9,7 @@ from ferrite.errors import ModelLine
 from ferrite.reports.data import Place, SourceFile
 
 MAX_LINES = 4000  # of one file; of a longer one, what is around the lines that are used
-AROUND = 60
+LINES_AROUND = 60  # of a line that is used
 
 
 class Places:
@@ -49,5 +49,5 @@ def read(file: str, used: Sequence[int]) -> SourceFile | None:
         return None
     first, last = 1, len(lines)
     if len(lines) > MAX_LINES:
-        first, last = max(1, used[0] - AROUND), min(len(lines), used[-1] + AROUND, used[0] + MAX_LINES)
+        first, last = max(1, used[0] - LINES_AROUND), min(len(lines), used[-1] + LINES_AROUND, used[0] + MAX_LINES)
     return SourceFile(file, first, tuple(lines[first - 1 : last]), tuple(used))

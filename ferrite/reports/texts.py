@@ -7,22 +7,18 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ferrite.codegen import HostSource
-from ferrite.codegen.llvm import host_processor
-from ferrite.codegen.llvm import kernel_rows as llvm_rows
-from ferrite.codegen.triton import kernel_rows as triton_rows
-from ferrite.debug import GraphRow
+from ferrite.debug import Compiled, GraphRow
 from ferrite.ir.kernel import Kernel, kernel_rows, walk
 from ferrite.ir.program import Operation, Program, call_of, program_rows, writes
 from ferrite.reports.data import Text
 from ferrite.reports.statements import EMPTY, Nodes, nodes_by_statement
 from ferrite.schedule import Launch, Plan, Run, device_type
 from ferrite.schedule.fusion import BufferTable
+from ferrite.targets import Target
 
 ASSIGNED = re.compile(r"\s*((?:\w+, )*\w+),? = ")
 HEAD = re.compile(r"define |def ")  # of a function, in generated code
 RUN = re.compile(r"\brun_(\d+)\(")
-LANGUAGES = {"cpu": "LLVM", "cuda": "Triton"}
 
 
 @dataclass
@@ -41,9 +37,10 @@ class Sets:
 class GraphTexts:
     """Of one graph. `rows`: its nodes, in order."""
 
-    def __init__(self, program: Program, plan: Plan, source: HostSource, rows: Sequence[GraphRow]) -> None:
-        self.program, self.plan, self.source = program, plan, source
-        self.within = computed_within(program, rows)
+    def __init__(self, compiled: Compiled, rows: Sequence[GraphRow]) -> None:
+        self.program, self.plan, self.targets = compiled.program, compiled.plan, compiled.targets
+        self.source = compiled.executable.source
+        self.within = computed_within(self.program, rows)
         self.sets = Sets()
         self.texts: list[Text] = []
 
@@ -96,13 +93,13 @@ class GraphTexts:
                 return all_of_it if statement is None else by[statement]
 
             text = self.add(named, ((line, nodes(at)) for line, at in kernel_rows(replace(kernel, origins=()))))
-            language = LANGUAGES.get(device_type(device), "")
+            target = self.targets[device_type(device)]
             rows = [
                 (line, EMPTY if at is None and not HEAD.match(line) else nodes(at))
-                for line, at in code_rows(kernel, device_type(device), f"kernel_{number}")
+                for line, at in code_rows(kernel, target, f"kernel_{number}")
             ]
-            code = self.add(f"{named} as {language}", rows) if rows else -1
-            found.append((text, code, language))
+            code = self.add(f"{named} as {target.language}", rows) if rows else -1
+            found.append((text, code, target.language))
         return found
 
     # --- the host program ---------------------------------------------------------------------------------------------
@@ -170,10 +167,10 @@ def runs_in_order(plan: Plan) -> list[Run]:
     return [step for _, each in plans_in_order(plan) for step in each.steps if isinstance(step, Run)]
 
 
-def code_rows(kernel: Kernel, device: str, name: str) -> list[tuple[str, int | None]]:
+def code_rows(kernel: Kernel, target: Target, name: str) -> list[tuple[str, int | None]]:
     """Generated code; none where it cannot be made here."""
     try:
-        return triton_rows(kernel, name) if device == "cuda" else llvm_rows(kernel, host_processor(), name)
+        return target.source_rows(kernel, name)
     except Exception:  # a page without the code of a kernel is better than none
         return []
 

@@ -13,6 +13,7 @@ from ferrite.runtime.frozen import Frozen, call_frozen
 from ferrite.runtime.host_code import functions_here, functions_of
 from ferrite.runtime.host_program import bytecode_of, load_host
 from ferrite.runtime.ranges import in_range, labels_of, one_by_one
+from ferrite.runtime.stopwatch import least_seconds, wait_for_gpus
 
 __all__ = [
     "Boxed",
@@ -26,9 +27,11 @@ __all__ = [
     "functions_of",
     "in_range",
     "labels_of",
+    "least_seconds",
     "load_host",
     "one_by_one",
     "ready_for_forks",
     "run_in_eager",
     "telling_kernels",
+    "wait_for_gpus",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ferrite.codegen import CpuSpelling, RunTable
-from ferrite.codegen.llvm import Loaded, entry, host_processor, is_narrow, machine_text, unsupported
+from ferrite.codegen.llvm import Loaded, entry, host_processor, is_narrow, kernel_rows, machine_text, unsupported
 from ferrite.errors import Refusal
 from ferrite.ir import STATES
 from ferrite.ir.kernel import Kernel
@@ -23,6 +23,7 @@ from ferrite.targets.target import LoadedRun
 
 
 class CpuTarget:
+    language = "LLVM"
     spelling = CpuSpelling()
 
     @functools.cached_property
@@ -45,6 +46,9 @@ class CpuTarget:
 
     def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
         return ".ll", source_of(kernel, checked)
+
+    def source_rows(self, kernel: Kernel, name: str) -> list[tuple[str, int | None]]:
+        return kernel_rows(kernel, host_processor(), name)
 
     def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:
         return built_from(kernel, text, checked)

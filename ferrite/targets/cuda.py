@@ -13,7 +13,7 @@ import torch
 
 from ferrite.codegen import CudaSpelling, RecordedPart, RunTable
 from ferrite.codegen.llvm import machine_text
-from ferrite.codegen.triton import unsupported_operation
+from ferrite.codegen.triton import kernel_rows, unsupported_operation
 from ferrite.ir.kernel import Kernel
 from ferrite.machines import GpuMachine, gpu_machine
 from ferrite.runtime import KernelStore, in_range
@@ -36,6 +36,7 @@ from ferrite.targets.target import LoadedRun
 
 
 class CudaTarget:
+    language = "Triton"
     spelling = CudaSpelling()
 
     @functools.cached_property
@@ -69,6 +70,9 @@ class CudaTarget:
 
     def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
         return ".py", source_of(kernel, self.processor)
+
+    def source_rows(self, kernel: Kernel, name: str) -> list[tuple[str, int | None]]:
+        return kernel_rows(kernel, name)
 
     def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:
         return built_from(kernel, self.processor, text)

@@ -19,6 +19,10 @@ LoadedRun = Callable[..., int]
 
 class Target(Protocol):
     @property
+    def language(self) -> str:
+        """What kernels are compiled from, as people call it."""
+
+    @property
     def scheduling(self) -> Scheduling:
         """Its part in scheduling."""
 
@@ -37,6 +41,9 @@ class Target(Protocol):
 
     def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
         """What a kernel is compiled from: how such a file ends (".ll"), and the text."""
+
+    def source_rows(self, kernel: Kernel, name: str) -> list[tuple[str, int | None]]:
+        """The lines of that source, each with the number of the statement that it comes from, where that is known."""
 
     def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:
         """A kernel compiled from another text, edited by hand: a name and code, as `compiled` gives them."""

@@ -114,7 +114,7 @@ class Tuner:
             return
         saved = add_to(self.path, new)
         if isinstance(saved, Refusal):
-            refuse(str(self.path), saved.reason, "ferrite: nothing is added to a tuning record")
+            warn_of_record(str(self.path), saved.reason, "ferrite: nothing is added to a tuning record")
         else:
             self.record = saved
 
@@ -127,7 +127,7 @@ def tuner_for(options: Options, targets: Targets) -> Tuner | None:
     """What there is to know for these targets; None where that is nothing."""
     target = targets.get("cuda")
     if options.tuning is not None and not isinstance(target, CudaTarget) and not torch.cuda.is_available():
-        refuse(str(options.tuning), "no GPU is here whose products it could be about")
+        warn_of_record(str(options.tuning), "no GPU is here whose products it could be about")
     if not isinstance(target, CudaTarget) or options.own_products == "off":
         return None
     if options.tuning is None and not options.max_autotune:
@@ -139,7 +139,7 @@ def tuner_for(options: Options, targets: Targets) -> Tuner | None:
         if isinstance(record, Record):
             record = record.reason_against(here) or record
     if isinstance(record, Refusal):
-        refuse(str(options.tuning), record.reason)
+        warn_of_record(str(options.tuning), record.reason)
         return Tuner(Record(here), target, options.max_autotune, None)
     return Tuner(record, target, options.max_autotune, options.tuning)
 
@@ -162,7 +162,7 @@ def tuning_identity(options: Options) -> str:
 
 
 @functools.lru_cache(64)
-def refuse(path: str, reason: str, headline: str = "ferrite: a tuning record is not used") -> None:
+def warn_of_record(path: str, reason: str, headline: str = "ferrite: a tuning record is not used") -> None:
     """Says so, once."""
     warn_user(layout(headline, {"file": path, "because": reason}))
 

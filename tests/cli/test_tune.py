@@ -63,7 +63,7 @@ def gpu(monkeypatch, fresh_compiler, tmp_path):
     for place in ("ferrite.targets.tuning.where", "ferrite.cli.tune.where"):
         monkeypatch.setattr(place, lambda: HERE)
     monkeypatch.setattr("ferrite.cli.tune.reason_against_measuring", lambda: None)
-    tuning.refuse.cache_clear()
+    tuning.warn_of_record.cache_clear()
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     return made

@@ -54,8 +54,8 @@ class Terminal(io.StringIO):
 
 def watched(monkeypatch, patience: float, stream: io.StringIO, **options) -> str:
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr(progress, "PATIENCE", patience)
-    monkeypatch.setattr(progress, "PERIOD", 0.01)
+    monkeypatch.setattr(progress, "PATIENCE_SECONDS", patience)
+    monkeypatch.setattr(progress, "PERIOD_SECONDS", 0.01)
     watch = progress.Watch(Options(**options), None)
     with watch.watching():
         watch.at("lower")

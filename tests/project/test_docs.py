@@ -73,6 +73,22 @@ def test_files_that_are_named_exist(page):
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("page", ["docs/design.md", "CONTRIBUTING.md"])
+def test_every_folder_of_the_package_has_its_place(page):
+    text = (ROOT / page).read_text()
+    folders = [path.parent.name for path in (ROOT / "ferrite").glob("*/__init__.py")]
+    assert len(folders) > 15
+    assert not [name for name in folders if f"ferrite/{name}/" not in text]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("kind", "file"), [("K", "ir/kernel/laws.py"), ("P", "ir/program/laws.py")])
+def test_the_page_about_soundness_counts_the_laws(kind, file):
+    laws = re.findall(rf"^{kind}(\d+) ", (ROOT / "ferrite" / file).read_text(), re.MULTILINE)
+    assert f"{kind}1 to {kind}{max(map(int, laws))}" in (ROOT / "docs" / "soundness.md").read_text()
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in GENERATED], ids=lambda page: page.name)
 def test_prose_fits_into_120_columns(page):
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)

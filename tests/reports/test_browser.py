@@ -82,7 +82,7 @@ def graph_number(page, kind):
 
 def click_row(browser, pane, text):
     """Rows come and go as one scrolls: it is looked for again where one is gone."""
-    wait_for(lambda: row_with(browser, pane, text) is not None)
+    assert_soon(lambda: row_with(browser, pane, text) is not None)
     for _ in range(5):
         try:
             row_with(browser, pane, text).click()
@@ -156,17 +156,17 @@ def test_search_finds_lines_rules_and_reasons(browser, page):
     browser.open(page)
     browser.press("/")
     browser.press(*"_softmax")
-    wait_for(lambda: browser.texts("#found .hit"))
+    assert_soon(lambda: browser.texts("#found .hit"))
     assert any("nodes" in group for group in browser.texts("#found .group"))
     assert all("_softmax" in hit for hit in browser.texts("#found .hit"))
     browser.press(ENTER)
     assert browser.ask("document.querySelector('[aria-current=page]').dataset.section") in ("code", "fusion", "passes")
     browser.press("/", *"\b" * 8, *"no such thing anywhere")
-    wait_for(lambda: browser.texts("#found .group") == ["nothing found"])
+    assert_soon(lambda: browser.texts("#found .group") == ["nothing found"])
     assert browser.problems() == []
 
 
-def wait_for(question):
+def assert_soon(question):
     end = time.monotonic() + 3
     while not question() and time.monotonic() < end:
         time.sleep(0.05)
@@ -258,7 +258,7 @@ def test_ten_thousand_nodes_within_two_seconds(browser, page, pages):
     assert time.monotonic() - start < 2
     start = time.monotonic()
     browser.press("/", *"softmax")
-    wait_for(lambda: browser.texts("#found .hit"))
+    assert_soon(lambda: browser.texts("#found .hit"))
     assert time.monotonic() - start < 3  # of which 60 ms are waited for each key
     assert browser.problems() == []
 

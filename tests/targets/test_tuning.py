@@ -69,7 +69,7 @@ def test_what_follows_element_by_element_saves_the_way_through_memory():
 @pytest.fixture
 def a_gpu(monkeypatch):
     monkeypatch.setattr(tuning, "where", lambda: HERE)
-    tuning.refuse.cache_clear()
+    tuning.warn_of_record.cache_clear()
     return {"cuda": CudaTarget()}
 
 

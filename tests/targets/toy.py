@@ -45,6 +45,7 @@ class ToySpelling:
 
 
 class ToyTarget:
+    language = "kernels as text"
     spelling = ToySpelling()
     scheduling = CpuScheduling(Machine(), lambda operation: no_scans(operation))
 
@@ -62,6 +63,9 @@ class ToyTarget:
 
     def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
         return ".py", str(kernel)
+
+    def source_rows(self, kernel: Kernel, name: str) -> list[tuple[str, int | None]]:
+        return [(line, None) for line in str(kernel).splitlines()]
 
     def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:
         return "toy_again", text.encode()

@@ -32,7 +32,7 @@ from ferrite.ir.kernel.nodes import (
 from ferrite.ir.program.nodes import Attention, Destination
 
 Body = tuple[Statement, ...]
-EVEN = 16
+ALIGNED_ELEMENTS = 16  # rows of a multiple of these begin where a vector can be loaded, in every type
 
 
 def canonical(kernel: Kernel, one: Mapping[str, str] | None = None) -> Kernel:
@@ -41,8 +41,8 @@ def canonical(kernel: Kernel, one: Mapping[str, str] | None = None) -> Kernel:
     one = one or {}
     names = _Names(by_depth=kernel.warps > 0)
     for size in kernel.sizes:
-        even = kernel.warps > 0 and size.likely is not None and size.likely > 0 and size.likely % EVEN == 0
-        names.atoms[size] = symbol(names.new("s"), size.lowest, size.highest, EVEN if even else None)
+        aligned = kernel.warps > 0 and size.likely and size.likely > 0 and size.likely % ALIGNED_ELEMENTS == 0
+        names.atoms[size] = symbol(names.new("s"), size.lowest, size.highest, ALIGNED_ELEMENTS if aligned else None)
     pointers = tuple(
         replace(each, name=names.give(each.name, "p"), access="both" if each.name in one.values() else each.access)
         for each in kernel.pointers

@@ -23,11 +23,10 @@ from ferrite.passes.post_grad.distributed.exchanges import MEMBERS, WHY, Exchang
 from ferrite.passes.post_grad.distributed.layout import Layout, rewrite_order
 from ferrite.passes.post_grad.distributed.overlap import MIN_GAIN, layout_of, limits_for
 from ferrite.passes.post_grad.distributed.packing import Merge, refusal_to_merge
-from ferrite.passes.post_grad.distributed.settings import Buckets, Overlap, chosen, is_auto
+from ferrite.passes.post_grad.distributed.settings import MB, Buckets, Overlap, chosen, is_auto
 from ferrite.passes.post_grad.distributed.timeline import Job, Placement, forecast
 from ferrite.pipeline import PassContext, graph_pass
 
-MB = 1e6
 Cap = Callable[[int], float]  # bytes of the bucket with a number
 # What auto tries: parts of all bytes of a kind, at most so many megabytes.
 PARTS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -6,14 +6,14 @@ Rough, and the same on every rank: nothing is measured here, and nothing asked o
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 
-from ferrite.capture import is_operator, is_view, torch_api
+from ferrite.capture import is_operator, is_view
 from ferrite.graph import fake_value, is_elementwise, leaves
 from ferrite.machines import AnyMachine
 from ferrite.passes.post_grad.distributed.exchanges import BY_TARGET, WAIT, bytes_of, is_tensor
+from ferrite.passes.shared.flops import flops_of_call
 
 aten = torch.ops.aten
 # What moves along with a collective: views, and copies that prepare its operand or take its result apart.
@@ -40,16 +40,7 @@ def is_view_call(node: torch.fx.Node) -> bool:
 
 def operations_of(node: torch.fx.Node) -> int:
     """Multiplications and additions of a matrix product, a convolution or attention; 0 of anything else."""
-    from torch.utils.flop_counter import flop_registry
-
-    formula: Any = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    if formula is None:
-        return 0
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), fake_value)
-    try:
-        return torch_api.size_hint(formula(*args, **kwargs, out_val=fake_value(node)))
-    except (TypeError, AssertionError, IndexError, ValueError):  # spelled in a way that the formula does not know
-        return 0
+    return flops_of_call(node) or 0
 
 
 def seconds_of(node: torch.fx.Node, machine: AnyMachine, operations: int) -> float:

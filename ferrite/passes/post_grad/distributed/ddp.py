@@ -21,11 +21,10 @@ from ferrite.passes.post_grad.distributed.exchanges import ALL_REDUCE, MEMBERS, 
 from ferrite.passes.post_grad.distributed.layout import Layout, rewrite_order
 from ferrite.passes.post_grad.distributed.overlap import layout_of
 from ferrite.passes.post_grad.distributed.packing import Merge, operand_of, refusal_to_merge
-from ferrite.passes.post_grad.distributed.settings import DdpFuse, chosen
+from ferrite.passes.post_grad.distributed.settings import MB, DdpFuse, chosen
 from ferrite.pipeline import PassContext, graph_pass
 
 aten = torch.ops.aten
-MB = 1e6
 FIRST_MB = 1.0
 DIVISIONS = (aten.div.Tensor, aten.div.Scalar)
 

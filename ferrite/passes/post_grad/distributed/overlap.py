@@ -19,11 +19,10 @@ from ferrite.options import Options
 from ferrite.passes.post_grad.distributed.agreement import decide
 from ferrite.passes.post_grad.distributed.exchanges import WHY, exchanges_in
 from ferrite.passes.post_grad.distributed.layout import Layout, rewrite_order
-from ferrite.passes.post_grad.distributed.settings import Overlap, chosen, is_auto, network_for
+from ferrite.passes.post_grad.distributed.settings import MB, Overlap, chosen, is_auto, network_for
 from ferrite.passes.post_grad.distributed.timeline import UNLIMITED, Limits, Placement, forecast
 from ferrite.pipeline import PassContext, graph_pass
 
-MB = 1e6
 MIN_GAIN = 1e-6  # seconds by which a graph should be done earlier, for the order to change where nobody asked for it
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ferrite.errors import ModelLine
-from ferrite.graph import describe_value, fake_value, leaves, model_line
+from ferrite.graph import describe_value, fake_value, has_collectives, leaves, model_line
 from ferrite.machines import AnyMachine, Network
 from ferrite.options import Options
 from ferrite.passes.post_grad.distributed.agreement import DECISIONS, signature
@@ -88,8 +88,10 @@ NOTHING_CAPTURED = CapturedCommunication(0, 0.0, 0.0)
 
 def captured_communication(
     gm: torch.fx.GraphModule, options: Options, network: Network | None = None, machine: AnyMachine | None = None
-) -> CapturedCommunication:
-    """What the collectives of a graph cost as they are."""
+) -> CapturedCommunication | None:
+    """What the collectives of a graph cost as they are; None where it has none."""
+    if not has_collectives(gm.graph):
+        return None
     layout = layout_of(gm.graph, options, network=network, machine=machine, in_place=True)
     if layout is None:
         return NOTHING_CAPTURED
@@ -100,11 +102,13 @@ def captured_communication(
 def communication_of(
     gm: torch.fx.GraphModule,
     options: Options,
-    captured: CapturedCommunication,
+    captured: CapturedCommunication | None,
     network: Network | None = None,
     machine: AnyMachine | None = None,
-) -> CommunicationRecord:
-    """The record of a graph after passes."""
+) -> CommunicationRecord | None:
+    """The record of a graph after passes; None where it had none before."""
+    if captured is None:
+        return None
     layout = layout_of(gm.graph, options, network=network, machine=machine, in_place=True)
     decisions = dict(gm.meta.get(DECISIONS, {}))
     if layout is None:

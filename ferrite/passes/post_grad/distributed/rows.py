@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from ferrite.capture import is_view, torch_api, torch_runtime
+from ferrite.errors import Refusal
 from ferrite.graph import argument, fake_value, is_elementwise
 from ferrite.options import NoSettings
 from ferrite.passes.post_grad.distributed.exchanges import ALL_GATHER, ALL_REDUCE, WAIT, WHY, Exchange, exchanges_in
@@ -40,8 +41,8 @@ def decompose_collectives(gm: torch.fx.GraphModule, context: PassContext) -> int
     for exchange in exchanges_in(gm.graph):
         if exchange.start.target is ALL_GATHER and context.fuel.left:
             region = Region(gm.graph, exchange)
-            if (reason := region.follow()) is not None:
-                exchange.start.meta[WHY] = reason
+            if (refusal := region.follow()) is not None:
+                exchange.start.meta[WHY] = refusal.reason
                 continue
             context.fuel.spend()
             region.rewrite()
@@ -61,12 +62,12 @@ class Region:
         ranks = torch_runtime.ranks_of_group(exchange.group)
         self.rank = ranks.index(torch.distributed.get_rank()) if ranks is not None else None
 
-    def follow(self) -> str | None:
+    def follow(self) -> Refusal | None:
         """Sort every node of the region; why that is not possible, if it is not."""
         (wait,) = self.exchange.waits
         value = fake_value(wait)
         if self.rank is None or value.ndim != 2 or len(self.exchange.start.users) != 1:
-            return "it is no matrix of rows, or its group is not known"
+            return Refusal("it is no matrix of rows, or its group is not known")
         self.kinds[wait] = "rows"
         grams = 0
         for node in list(self.graph.nodes):
@@ -74,7 +75,7 @@ class Region:
             if not mine or node is wait:
                 continue
             if node.op == "output":
-                return "gathered rows leave the graph"
+                return Refusal("gathered rows leave the graph")
             kind = self.kind_of(node)
             if kind == "gram":
                 grams += 1
@@ -84,11 +85,11 @@ class Region:
             elif kind == "leaves":
                 self.leaving.append(node)
             elif kind is None:
-                return f"{node.name} needs rows of other ranks"
+                return Refusal(f"{node.name} needs rows of other ranks")
             else:
                 self.kinds[node] = kind  # type: ignore[assignment]
         if grams < 2 or not self.leaving:
-            return "fewer than two products of the rows with each other, or no rank takes its own part"
+            return Refusal("fewer than two products of the rows with each other, or no rank takes its own part")
         return None
 
     def kind_of(self, node: torch.fx.Node) -> str | None:

@@ -20,6 +20,7 @@ from ferrite.options import NoSettings, Options, at_least, check_choices, choice
 from ferrite.passes.post_grad.distributed.exchanges import exchanges_in
 
 S = TypeVar("S")
+MB = 1e6  # bytes
 
 
 @dataclass(frozen=True)

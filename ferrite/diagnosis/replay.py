@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import re
 import time
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,16 +24,17 @@ from typing import Any, Literal
 import torch
 
 from ferrite.backend import compile_graph
-from ferrite.bisect import compare
 from ferrite.capture import CapturedGraph, GraphKind, torch_api
 from ferrite.codegen import Executable, named_objects, verify_host
 from ferrite.debug import Compilation, missing, stand_in
+from ferrite.diagnosis.bisect import compare
+from ferrite.diagnosis.user_code import load_source
 from ferrite.errors import UserError, nearest
 from ferrite.ir.kernel import Kernel, parse_kernel, verify_kernel
 from ferrite.ir.program import parse, verify_program
 from ferrite.options import Options, resolve
 from ferrite.passes.pre_grad import Tolerance, unlike_values
-from ferrite.runtime import Boxed, load_host, run_in_eager
+from ferrite.runtime import Boxed, least_seconds, load_host, run_in_eager
 from ferrite.schedule import Plan, Run, Step, device_type, make_plan
 from ferrite.targets import Targets, buildable, executable_of, kernel_sources, runs_of, targets_for
 
@@ -97,7 +97,7 @@ def replay(folder: Path, stage: From | None = None, instead: Mapping[str, Path] 
     if dumped.about["kind"] in ("torch", "joint"):
         return replay_whole(dumped)
     torch.manual_seed(0)
-    captured = loaded(dumped.text("00_captured.py"))
+    captured = load_source(dumped.text("00_captured.py"))
     graph, inputs = captured.Graph(), captured.make_inputs()
     options = resolve({**dumped.about["options"], "cache": False, "strict": True})
     if stage in ("captured", "lower"):
@@ -118,7 +118,7 @@ def stage_of(names: Sequence[str]) -> From:
 
 def replay_whole(dumped: Dumped) -> Replayed:
     """A graph of torch calls: the whole compiler, forward and backward."""
-    captured, start = loaded(dumped.text("00_captured.py")), time.perf_counter()
+    captured, start = load_source(dumped.text("00_captured.py")), time.perf_counter()
     options = {**dumped.about["options"], "cache": False, "strict": True}
     difference = None
     try:
@@ -128,19 +128,13 @@ def replay_whole(dumped: Dumped) -> Replayed:
     return Replayed("captured", difference, time.perf_counter() - start, {})
 
 
-def loaded(text: str) -> types.ModuleType:
-    module = types.ModuleType("dumped")
-    exec(compile(text, "<dumped graph>", "exec"), module.__dict__)
-    return module
-
-
 # --- from a graph -----------------------------------------------------------------------------------------------------
 
 
 def compiled_graph(dumped: Dumped, stage: From, inputs: Sequence[Any], options: Options) -> Boxed:
     """A functional graph through the compiler; from `lower` on without the passes, which it has behind it."""
     name = "00_captured.py" if stage == "captured" else dumped.graphs()[-1]
-    module = loaded(dumped.text(name))
+    module = load_source(dumped.text(name))
     gm = torch_api.traced(module.Graph(), list(inputs))
     about = dumped.about
     strides = tuple(None if each is None else tuple(each) for each in about["strides"])
@@ -245,16 +239,11 @@ def held_against(
         eager = list(graph(*given()))
         torch.manual_seed(0)
         ours = list(function(given()))
-        best = float("inf")
-        for _ in range(5):
-            arguments = given()
-            start = time.perf_counter()
-            function(arguments)
-            best = min(best, time.perf_counter() - start)
+        seconds = least_seconds(function, arguments=lambda: (given(),))
     difference = None
     for place, (old, new) in enumerate(zip(eager, ours, strict=True)):
         problem = unlike_values(old, new, None, Tolerance(0.0, 0.0, values=True))
         if problem is not None:
             difference = f"output {place}: {problem}"
             break
-    return Replayed(stage, difference, best, files)
+    return Replayed(stage, difference, seconds, files)

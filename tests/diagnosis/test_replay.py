@@ -12,8 +12,8 @@ import torch
 import ferrite
 from ferrite.__main__ import main
 from ferrite.cli.replay import STAGES as COMMAND_STAGES
+from ferrite.diagnosis.replay import STAGES, kernels_in, replay
 from ferrite.ir.program import parse
-from ferrite.replay import STAGES, kernels_in, replay
 from tests.compare import compile_strict
 
 pytestmark = pytest.mark.quick

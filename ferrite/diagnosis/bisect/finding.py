@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ferrite.bisect.dumps import Changed
-from ferrite.bisect.shrink import Small
+from ferrite.diagnosis.bisect.dumps import Changed
+from ferrite.diagnosis.bisect.shrink import Small
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,18 @@ graph that shows it, and a folder that shows it by itself. Every try is a child 
 options how far the compiler may go; `search` asks, `shrink` makes the graph smaller, `folder` writes it down.
 """
 
-from ferrite.bisect.checks import compare, differentiate, seconds_of
-from ferrite.bisect.finding import Finding
-from ferrite.bisect.folder import check_of_folder, rerun, summary
-from ferrite.bisect.probe import Outcome, Prober, warm_up
-from ferrite.bisect.search import NothingFound, Search, bisect
+from ferrite.diagnosis.bisect.checks import compare, differentiate, seconds_of
+from ferrite.diagnosis.bisect.finding import Finding
+from ferrite.diagnosis.bisect.folder import check_of_folder, rerun, summary
+from ferrite.diagnosis.bisect.probe import Prober, TryResult, warm_up
+from ferrite.diagnosis.bisect.search import NothingFound, Search, bisect
 
 __all__ = [
     "Finding",
     "NothingFound",
-    "Outcome",
     "Prober",
     "Search",
+    "TryResult",
     "bisect",
     "check_of_folder",
     "compare",

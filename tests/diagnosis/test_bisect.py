@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import ferrite
-from ferrite.bisect.search import first_bad
-from ferrite.bisect.shrink import Graph, Statement, resized, taken_apart, with_size
+from ferrite.diagnosis.bisect.search import first_bad
+from ferrite.diagnosis.bisect.shrink import GraphSource, Statement, resized, taken_apart, with_size
 from ferrite.options import Options
 from tests.compare import compile_strict
 from tests.fresh_process import run_python
@@ -21,7 +21,7 @@ MODEL = ["f32[16,24]", "f32[24,32]", "f32[32]"]
 PLANT = """
 import sys
 sys.path.insert(0, {root!r})
-from tests.bisect import planted
+from tests.diagnosis import planted
 planted.{bug}()
 model = planted.model
 """
@@ -204,7 +204,7 @@ def test_any_part_of_a_graph_is_a_graph():
     looks = "stand_in(shape=(8, 8), stride=(8, 1), dtype=torch.float32, device='cpu')"
     graph = taken_apart(SOURCE.replace("        l_x_ = l_x_\n", ""), {"l_x_": looks, "sin": looks, "mul": looks})
     assert [each.name for each in graph.statements] == ["sin", "scale", "mul", "sum_1"]
-    part = Graph(**{**vars(graph), "statements": graph.statements[1:3]})
+    part = GraphSource(**{**vars(graph), "statements": graph.statements[1:3]})
     text = part.text()
     assert "def forward(self, sin):" in text
     assert "return (mul, )" in text  # what was left out reads it

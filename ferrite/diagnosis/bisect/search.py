@@ -18,19 +18,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ferrite.bisect.dumps import what_changed
-from ferrite.bisect.finding import Finding
-from ferrite.bisect.folder import keep
-from ferrite.bisect.probe import Check, Outcome, Prober
-from ferrite.bisect.shrink import Small, shrunk
-from ferrite.bisect.sources import check_source
+from ferrite.diagnosis.bisect.dumps import what_changed
+from ferrite.diagnosis.bisect.finding import Finding
+from ferrite.diagnosis.bisect.folder import keep
+from ferrite.diagnosis.bisect.probe import Check, Prober, TryResult
+from ferrite.diagnosis.bisect.shrink import Small, shrunk
+from ferrite.diagnosis.bisect.sources import check_source
 from ferrite.errors import FerriteError, UserError
 from ferrite.passes import PIPELINES
 
 PASSES = ("pre_grad", "joint", "freeze", "post_grad")
 RUNGS = ("capture", *PASSES, "lower", "schedule")
-SLOWER = 1.2  # times eager's seconds: less is no slowness that can be told from noise
-PLENTY = 10**9  # units of fuel
+MIN_SLOWNESS = 1.2  # times eager's seconds: less cannot be told from noise
+UNLIMITED_FUEL = 10**9
 NOTHING: Mapping[str, Any] = {"line": "", "passes": [], "kernels": [], "spent": {}, "skip": [], "freeze": False}
 
 
@@ -56,12 +56,12 @@ class Search:
         self.prober, self.tell = prober, tell
         self.base: dict[str, Any] = {}
         self.limit = math.inf  # seconds
-        self.known: dict[str, Outcome] = {}
+        self.known: dict[str, TryResult] = {}
         self.number = 0  # of the graph to blame
 
     # --- tries --------------------------------------------------------------------------------------------------------
 
-    def outcome(self, **settings: Any) -> Outcome:
+    def outcome(self, **settings: Any) -> TryResult:
         wanted = {**self.base, **settings}
         key = repr(sorted(wanted.items()))
         if key not in self.known:
@@ -76,7 +76,7 @@ class Search:
         self.tell(f"{'fails' if bad else 'good ':5}  {shown[:100]}")
         return bad
 
-    def is_bad(self, found: Outcome) -> bool:
+    def is_bad(self, found: TryResult) -> bool:
         if self.symptom.kind == "slow":
             return found.kind == "good" and found.cost is not None and found.cost > self.limit
         return found.kind == self.symptom.kind
@@ -104,7 +104,7 @@ class Search:
         finding = replace(finding, small=small, tries=self.prober.count)
         return replace(finding, folder=keep(finding, folder, setup))
 
-    def first_look(self) -> Outcome:
+    def first_look(self) -> TryResult:
         """How it fails."""
         eager = self.outcome(graphs="none")
         if eager.kind != "good":
@@ -119,7 +119,7 @@ class Search:
         if found.kind == "error":
             self.base["strict"] = True
         if found.kind == "good" and found.cost is not None and eager.cost is not None:
-            if found.cost > SLOWER * eager.cost:
+            if found.cost > MIN_SLOWNESS * eager.cost:
                 self.limit = math.sqrt(found.cost * eager.cost)
                 about = f"{found.cost * 1e3:.2f} ms, eager {eager.cost * 1e3:.2f} ms"
                 return replace(found, kind="slow", about=about)
@@ -186,7 +186,7 @@ class Search:
     def blame_rewrite(self, finding: Finding) -> Finding:
         """The rule, and the graph before and after it."""
         stage = finding.stage
-        spent = self.about_graph(fuel=PLENTY, fuel_stage=stage)["spent"].get(stage, 0)
+        spent = self.about_graph(fuel=UNLIMITED_FUEL, fuel_stage=stage)["spent"].get(stage, 0)
         if not spent or self.fails(fuel=0, fuel_stage=stage):
             return finding  # it does not count what it does
         number = first_bad(spent, lambda k: self.fails(fuel=k, fuel_stage=stage))
@@ -205,7 +205,7 @@ class Search:
 
     def blame_operator(self, finding: Finding) -> Finding:
         avoid = {"executor": "calls"}
-        spent = self.about_graph(fuel=PLENTY, fuel_stage="lower")["spent"].get("lower", 0)
+        spent = self.about_graph(fuel=UNLIMITED_FUEL, fuel_stage="lower")["spent"].get("lower", 0)
         if not spent or self.fails(fuel=0, fuel_stage="lower"):
             return replace(finding, part="calls", avoid=avoid)
         number = first_bad(spent, lambda k: self.fails(fuel=k, fuel_stage="lower"))
@@ -227,7 +227,7 @@ class Search:
         )
 
     def blame_step(self, finding: Finding) -> Finding:
-        spent = self.about_graph(fuel=PLENTY, fuel_stage="schedule")["spent"].get("schedule", 0)
+        spent = self.about_graph(fuel=UNLIMITED_FUEL, fuel_stage="schedule")["spent"].get("schedule", 0)
         if not spent or not self.fails(fuel=spent, fuel_stage="schedule"):
             return replace(finding, part="what no fuel counts", avoid={"fuel": spent, "fuel_stage": "schedule"})
         number = first_bad(spent, lambda k: self.fails(fuel=k, fuel_stage="schedule"))

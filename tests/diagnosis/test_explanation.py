@@ -30,7 +30,7 @@ def test_a_model_in_inference():
     kinds = {share.kind: share for share in found.shares}
     assert set(kinds) == {"kernel", "torch"}
     assert "softmax" in kinds["kernel"].what
-    assert "test_explain.py:" in kinds["kernel"].line
+    assert "test_explanation.py:" in kinds["kernel"].line
     assert 0 < sum(share.seconds for share in found.shares) <= found.whole
     text = str(found)
     assert re.search(r"1 \(1 inference\), \d kernels, 1 calls of torch", text)

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ferrite.bisect.checks import compare, seconds_of
 from ferrite.debug import graph_file, input_source, settings_of
-from ferrite.user_code import load_module
+from ferrite.diagnosis.bisect.checks import compare, seconds_of
+from ferrite.diagnosis.user_code import load_module, load_source
 
 FILE = "<graph.py>"
 
@@ -37,12 +37,6 @@ class SourceKeeper(logging.Handler):
         self.path.write_text(graph_file(compilation.gm, inputs.sources))
 
 
-def loaded(text: str) -> types.ModuleType:
-    module = types.ModuleType("graph")
-    exec(compile(text, FILE, "exec"), module.__dict__)
-    return module
-
-
 def check_source(text: str, about: Mapping[str, Any], timed: bool = False) -> Callable[[], float | None]:
     """A check that a graph, as text, gives what it gives in eager; `timed`: by how many seconds it is slower."""
 
@@ -50,7 +44,7 @@ def check_source(text: str, about: Mapping[str, Any], timed: bool = False) -> Ca
         if setup := about.get("setup"):
             load_module(setup)
         torch.manual_seed(0)
-        module = loaded(text)
+        module = load_source(text, FILE)
         graph, inputs, grad = module.Graph(), module.make_inputs(), about["grad"]
         try:
             with torch.set_grad_enabled(grad):
@@ -68,7 +62,7 @@ def describe_values(text: str, about: Mapping[str, Any], into: Path) -> None:
     """Write down how everything that a graph computes can be made again as an input, by name."""
     import sys
 
-    module = loaded(text)
+    module = load_source(text, FILE)
     graph, inputs = module.Graph(), module.make_inputs()
     found: dict[str, str] = {}
 

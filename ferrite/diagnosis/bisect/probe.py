@@ -34,15 +34,15 @@ Kind = Literal["good", "wrong", "error", "crash", "hang", "slow"]  # the last is
 Check = Callable[[], Any]
 # Nothing of a try is kept, and none is answered from what an earlier one left.
 ALWAYS: Mapping[str, Any] = {"cache": False, "keep_repro": False, "progress": "off"}
-TAIL = 2000  # characters of what a child printed
+MAX_PRINTED_CHARACTERS = 2000  # of what a child printed, the last ones
 
 
-class Mismatch(AssertionError):
+class ResultsDiffer(AssertionError):
     """Compiled and eager results differ."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TryResult:
     """How a try went. `cost`: what the check gave, if that is a number. `compiles`: what was compiled, by the numbers
     of the graphs, as far as it came. `stage`: of the compiler, where that failed."""
 
@@ -68,7 +68,7 @@ class Prober:
         gc.collect()
         gc.freeze()  # else every child would go through all that this process has, and copy it
 
-    def run(self, settings: Mapping[str, Any], check: Check | None = None) -> Outcome:
+    def run(self, settings: Mapping[str, Any], check: Check | None = None) -> TryResult:
         self.count += 1
         reading, writing = os.pipe()
         with tempfile.TemporaryFile() as printed:
@@ -84,8 +84,8 @@ class Prober:
             os.close(writing)
             lines, status = told_by(child, reading, self.seconds)
             printed.seek(0)
-            text = printed.read().decode(errors="replace")[-TAIL:]
-        return outcome_of(lines, status, text, self.seconds)
+            text = printed.read().decode(errors="replace")[-MAX_PRINTED_CHARACTERS:]
+        return result_of(lines, status, text, self.seconds)
 
 
 def warm_up() -> None:
@@ -117,15 +117,15 @@ def told_by(child: int, reading: int, seconds: float) -> tuple[list[dict[str, An
     return [json.loads(line) for line in text.decode().split("\n")[:-1]], status
 
 
-def outcome_of(lines: list[dict[str, Any]], status: int | None, printed: str, seconds: float) -> Outcome:
+def result_of(lines: list[dict[str, Any]], status: int | None, printed: str, seconds: float) -> TryResult:
     compiles = {line["graph"]: line for line in lines if "graph" in line}
     if lines and "kind" in lines[-1]:
-        return Outcome(**lines[-1], compiles=compiles, printed=printed)
+        return TryResult(**lines[-1], compiles=compiles, printed=printed)
     if status is None:
-        return Outcome("hang", f"still running after {seconds:.0f} s", compiles=compiles, printed=printed)
+        return TryResult("hang", f"still running after {seconds:.0f} s", compiles=compiles, printed=printed)
     code = os.waitstatus_to_exitcode(status)
     name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-    return Outcome("crash", name, compiles=compiles, printed=printed)
+    return TryResult("crash", name, compiles=compiles, printed=printed)
 
 
 # --- in the child -----------------------------------------------------------------------------------------------------
@@ -215,7 +215,6 @@ def about_compilation(compilation: Compilation) -> dict[str, Any]:
         "executor": record.options.executor,
         "passes": passes,
         "kernels": kernels,
-        "lowered": [call for graph in record.graphs for call in (each.operator for each in graph.eager_calls)],
         "spent": {stage: fuel.spent for stage, fuel in compilation.fuels.items()},
         "failures": [graph.failure for graph in record.graphs if graph.failure is not None],
     }

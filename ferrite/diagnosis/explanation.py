@@ -16,13 +16,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from ferrite import api
-from ferrite.bisect import differentiate, seconds_of
 from ferrite.capture import torch_api
 from ferrite.debug import CompileRecord, kernel_names, recent_compiles
+from ferrite.diagnosis.bisect import differentiate, seconds_of
 from ferrite.errors import ModelLine
+from ferrite.runtime import wait_for_gpus
 
-SHOWN, TRIES = 6, 3
-CALLS = 3  # under a profiler
+MAX_SHARES = 6  # that are shown
+MAX_ADVICE = 3
+PROFILED_CALLS = 3
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "linear")
 
 
@@ -79,7 +81,7 @@ class Explanation:
                 rows.append(f"in eager    {graph.failure}")
         rows.append("what takes the time")
         around = Share("around them: guards, memory, Python", "", self.around)
-        for share in [*self.shares[:SHOWN], around]:
+        for share in [*self.shares[:MAX_SHARES], around]:
             part = share.seconds / self.whole
             rows.append(
                 f"  {part:5.0%}  {milliseconds(share.seconds):>10}  {share.kind:<6} {share.what:<44.44} {share.line}"
@@ -111,7 +113,7 @@ def explain(
     shares = measured(compiled, args, train, records)
     found = Explanation(records, tuple(breaks), eager, seconds, first, tuple(shares), train=train)
     advice = sorted(advice_for(found, own, outputs), reverse=True)
-    return Explanation(**{**vars(found), "advice": tuple(text for _gain, text in advice[:TRIES])})
+    return Explanation(**{**vars(found), "advice": tuple(text for _gain, text in advice[:MAX_ADVICE])})
 
 
 # --- what takes the time ----------------------------------------------------------------------------------------------
@@ -128,14 +130,13 @@ def measured(
         for name, line in kernel_names(graph.kernels)
     }
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])]
-    for calls in (1, CALLS):  # the first one loads what profilers look at
+    for calls in (1, PROFILED_CALLS):  # the first one loads what profilers look at
         with profile(activities=activities) as profiler:
             for _ in range(calls):
                 outputs = torch_api.tree_leaves(compiled(*args))
                 if train:
                     differentiate(outputs)
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
+            wait_for_gpus()
     found: dict[tuple[str, str, str], float] = {}
     for event in profiler.events() or ():
         parent = event.cpu_parent
@@ -147,7 +148,7 @@ def measured(
         else:
             continue
         found[key] = found.get(key, 0.0) + max(event.cpu_time_total, getattr(event, "device_time_total", 0.0)) * 1e-6
-    shares = [Share(what, kind, seconds / CALLS, line) for (what, kind, line), seconds in found.items()]
+    shares = [Share(what, kind, seconds / PROFILED_CALLS, line) for (what, kind, line), seconds in found.items()]
     return sorted(shares, key=lambda share: -share.seconds)
 
 
@@ -209,7 +210,7 @@ def advice_on_calls(found: Explanation, outputs: Sequence[Any], on_gpu: bool) ->
     reasons = {
         call.operator.removeprefix("aten.").partition(".")[0]: call for r in found.records for call in r.eager_calls
     }
-    for share in found.shares[:SHOWN]:
+    for share in found.shares[:MAX_SHARES]:
         call = reasons.get(share.what)
         if share.kind == "torch" and share.what not in PRODUCTS and call is not None and share.seconds > 0.1 * total:
             advice.append((share.seconds / total, f"{share.what} is torch's own: {call.reason}  ({call.line})"))

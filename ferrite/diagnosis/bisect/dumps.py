@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ferrite.bisect.probe import Prober
+from ferrite.diagnosis.bisect.probe import Prober
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ferrite.bisect.probe import Outcome, Prober
-from ferrite.bisect.sources import SourceKeeper, check_source, describe_values
 from ferrite.debug import log
+from ferrite.diagnosis.bisect.probe import Prober, TryResult
+from ferrite.diagnosis.bisect.sources import SourceKeeper, check_source, describe_values
 
 MAX_TRIES = 80
 STAND_IN = re.compile(r"stand_in\(shape=\(([^)]*)\), stride=\(([^)]*)\)")
@@ -44,7 +44,7 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Graph:
+class GraphSource:
     """The text of a graph, taken apart. `values`: how each name can be made again as an input. `head`: imports and the
     classes of graphs inside; `attributes`: lines of `__init__`."""
 
@@ -89,7 +89,7 @@ class Graph:
         return [each.name for each in self.statements if each.name in wanted]
 
 
-def taken_apart(source: str, values: Mapping[str, str]) -> Graph:
+def taken_apart(source: str, values: Mapping[str, str]) -> GraphSource:
     """A text of `graph_file` as data. ValueError for one that is not of assignments alone."""
     tree = ast.parse(source)
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
@@ -115,7 +115,7 @@ def taken_apart(source: str, values: Mapping[str, str]) -> Graph:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute)
     )
     results = tuple(name for name in results if name in local)
-    return Graph(head, attributes, tuple(statements), results, values, order, everything=tuple(statements))
+    return GraphSource(head, attributes, tuple(statements), results, values, order, everything=tuple(statements))
 
 
 def is_maker(node: ast.stmt) -> bool:
@@ -136,17 +136,17 @@ class Shrinker:
         self.prober, self.settings, self.about, self.kind, self.stage = prober, settings, about, kind, stage
         self.left, self.limit = MAX_TRIES, 0.0  # tries, and seconds
 
-    def outcome(self, text: str, settings: Mapping[str, Any] | None = None) -> Outcome:
+    def outcome(self, text: str, settings: Mapping[str, Any] | None = None) -> TryResult:
         self.left -= 1
         work = check_source(text, self.about, timed=self.kind == "slow")
         return self.prober.run(self.settings if settings is None else settings, work)
 
-    def shows(self, found: Outcome) -> bool:
+    def shows(self, found: TryResult) -> bool:
         if self.kind == "slow":
             return found.cost is not None and found.cost > self.limit
         return found.kind == self.kind and found.stage == self.stage
 
-    def shows_it(self, graph: Graph) -> bool:
+    def shows_it(self, graph: GraphSource) -> bool:
         return (
             self.left > 0
             and bool(graph.statements)
@@ -154,7 +154,7 @@ class Shrinker:
             and self.shows(self.outcome(graph.text()))
         )
 
-    def fewer_calls(self, graph: Graph) -> Graph:
+    def fewer_calls(self, graph: GraphSource) -> GraphSource:
         size = (len(graph.statements) + 1) // 2
         while size:
             place = len(graph.statements)
@@ -166,14 +166,14 @@ class Shrinker:
             size = 0 if size == 1 else (size + 1) // 2
         return graph
 
-    def fewer_results(self, graph: Graph) -> Graph:
+    def fewer_results(self, graph: GraphSource) -> GraphSource:
         for name in graph.leaving():
             outputs = tuple(other for other in graph.leaving() if other != name)
             smaller = replace(graph, outputs=outputs)
             graph = smaller if outputs and self.shows_it(smaller) else graph
         return graph
 
-    def smaller_sizes(self, graph: Graph) -> Graph:
+    def smaller_sizes(self, graph: GraphSource) -> GraphSource:
         """Every number among the sizes in turn, wherever it stands: two if that does, else halves."""
         tried: set[tuple[int, int]] = set()
         while self.left > 0:
@@ -186,7 +186,7 @@ class Shrinker:
             graph = smaller if self.shows_it(smaller) else graph
         return graph
 
-    def made(self, graph: Graph) -> list[str]:
+    def made(self, graph: GraphSource) -> list[str]:
         inputs = {name for each in graph.statements for name in each.reads}
         return [graph.values[name] for name in inputs if name in graph.values]
 
@@ -196,7 +196,7 @@ def sizes_in(value: str) -> list[int]:
     return [int(size) for size in found[1].split(",") if size.strip()] if found else []
 
 
-def with_size(graph: Graph, old: int, new: int) -> Graph:
+def with_size(graph: GraphSource, old: int, new: int) -> GraphSource:
     """One size replaced everywhere: in inputs, which lie in memory in the same order as before, and in the calls."""
     number = re.compile(rf"(?<![\w.]){old}(?![\w.])")
     statements = tuple(replace(each, text=number.sub(str(new), each.text)) for each in graph.statements)
@@ -222,7 +222,7 @@ def shrunk(
     prober: Prober,
     settings: Mapping[str, Any],
     without: Mapping[str, Any],
-    symptom: Outcome,
+    symptom: TryResult,
     setup: str,
     tell: Callable[[str], None],
 ) -> Small | None:

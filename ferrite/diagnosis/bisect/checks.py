@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ferrite import api
-from ferrite.bisect.probe import Mismatch
 from ferrite.capture import torch_api
+from ferrite.diagnosis.bisect.probe import ResultsDiffer
 from ferrite.passes.pre_grad import Tolerance, unlike_values
+from ferrite.runtime import least_seconds
 
-SECONDS = 0.3  # that are measured
+MEASURED_SECONDS = 0.3
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -27,8 +27,8 @@ def compare(
     options: Mapping[str, Any] | None = None,
     timed: bool = False,
 ) -> float | None:
-    """Run a function and the same compiled on copies of the inputs; raises Mismatch where results, gradients or inputs
-    differ afterwards by more than rounding, judged by a float64 run. `timed`: gives seconds of a call instead."""
+    """Run a function and the same compiled on copies of the inputs; raises ResultsDiffer where results, gradients or
+    inputs differ afterwards by more than rounding, judged by a float64 run. `timed`: gives seconds of a call."""
     compiled = api.compile(copied(function), dynamic=dynamic, **(options or {}))
     if timed:
         return seconds_of(compiled, inputs, grad)
@@ -39,7 +39,7 @@ def compare(
         true = truth.get(name) if truth is not None else None
         problem = unlike_values(old, ours.get(name), true, Tolerance(0.0, 0.0, values=True))
         if problem is not None:
-            raise Mismatch(f"{name}: {problem}")
+            raise ResultsDiffer(f"{name}: {problem}")
     return None
 
 
@@ -97,18 +97,11 @@ def in_double(function: Any, inputs: Sequence[Any], grad: bool) -> dict[str, Any
 
 def seconds_of(function: Callable[..., Any], inputs: Sequence[Any], grad: bool) -> float:
     """The least that a call takes, once it is compiled."""
-    best, end = float("inf"), None
-    while end is None or time.perf_counter() < end:
-        start = time.perf_counter()
+
+    def call() -> None:
         with torch.set_grad_enabled(grad):
             outputs = torch_api.tree_leaves(function(*inputs))
             if grad:
                 differentiate(outputs)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        if end is None:  # the first call compiles
-            end = now + SECONDS
-            continue
-        best = min(best, now - start)
-    return best
+
+    return least_seconds(call, rounds=1, seconds=MEASURED_SECONDS)

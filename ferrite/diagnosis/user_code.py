@@ -1,10 +1,11 @@
-"""Code of the user's by name: `package.module:name`, or `path/to/file.py:name`."""
+"""Code of the user's by name, `package.module:name` or `path/to/file.py:name`; and code that was written down."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,10 @@ def load_module(name: str) -> Any:
         if problem.name and not name.startswith(problem.name):
             raise  # the user's module was found, and what it imports is missing
         raise UserError(f"there is no module {name!r}", {"looked in": f"{Path.cwd()} and the Python path"}) from None
+
+
+def load_source(text: str, filename: str = "<dumped graph>") -> types.ModuleType:
+    """A module of a text, such as a graph in a dump. `filename`: what tracebacks call it."""
+    module = types.ModuleType("dumped")
+    exec(compile(text, filename, "exec"), module.__dict__)
+    return module

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from ferrite.bisect.finding import Finding
-from ferrite.bisect.sources import check_source
+from ferrite.diagnosis.bisect.finding import Finding
+from ferrite.diagnosis.bisect.sources import check_source
 from ferrite.errors import UserError, layout
 
 RUN = '''"""{headline}: python run.py"""
@@ -27,7 +27,7 @@ RUN = '''"""{headline}: python run.py"""
 import sys
 from pathlib import Path
 
-from ferrite.bisect import rerun
+from ferrite.diagnosis.bisect import rerun
 
 sys.exit(rerun(Path(__file__).parent))
 '''
