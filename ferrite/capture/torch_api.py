@@ -217,6 +217,7 @@ CONTROL_FLOW: tuple[type[BaseException], ...] = (
     *dynamo_exc.exceptions_allowed_to_be_fallback,
     IndexError,
 )
+RESTARTS: tuple[type[BaseException], ...] = (dynamo_exc.RestartAnalysis,)
 
 
 def through_dynamo(error: FerriteError) -> FerriteError:
