@@ -65,7 +65,17 @@ def row_of(case: Case, rounds: Sequence[Mapping[str, Answer]]) -> dict[str, Any]
 
 
 def shown(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    columns = ["model", "first call, s", "with a report, s", "times", "writing it, s", "MiB", "with it, MiB", "page, MB", ""]
+    columns = [
+        "model",
+        "first call, s",
+        "with a report, s",
+        "times",
+        "writing it, s",
+        "MiB",
+        "with it, MiB",
+        "page, MB",
+        "",
+    ]
     cells = []
     for row in rows:
         if "failed" in row:

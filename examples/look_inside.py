@@ -1,6 +1,6 @@
 """Compile a training step with symbolic sizes and look at everything ferrite did.
 
-    python examples/look_inside.py
+python examples/look_inside.py
 """
 
 import torch

@@ -123,7 +123,9 @@ def check():
 
 @pytest.mark.slow
 def test_the_search_can_be_stopped_from_the_keyboard(tmp_path):
-    (tmp_path / "net.py").write_text("import time\n\ndef check():\n    open('began', 'w').close()\n    time.sleep(100)\n")
+    (tmp_path / "net.py").write_text(
+        "import time\n\ndef check():\n    open('began', 'w').close()\n    time.sleep(100)\n"
+    )
     begin = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{COMMAND}"
     process = FreshProcess("-c", begin, "bisect", "net.py:check", cwd=tmp_path)
     while not (tmp_path / "began").exists():

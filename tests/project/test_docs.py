@@ -14,7 +14,10 @@ import torch
 import ferrite
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 ELSEWHERE = ("extending.md",)  # its blocks are about files of their own: test_extending.py
 GENERATED = ("operators.md", "options.md", "passes.md")  # `make docs`: tables, and lists of names
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)

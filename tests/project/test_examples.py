@@ -36,7 +36,9 @@ def test_the_list_has_every_example():
 
 def test_every_example_that_can_be_run_by_itself_says_how():
     for path in EXAMPLES.glob("*.py"):
-        assert re.search(rf"^    (python|torchrun .*|python -m ferrite .*) examples/{path.name}", path.read_text(), re.M)
+        assert re.search(
+            rf"^    (python|torchrun .*|python -m ferrite .*) examples/{path.name}", path.read_text(), re.M
+        )
 
 
 def test_look_inside(tmp_path):

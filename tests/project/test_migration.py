@@ -1,4 +1,4 @@
-"""The page for users of Inductor: it knows every option and environment variable, and names none of ours that is not."""
+"""The page for users of Inductor: it has every option and variable there, and names none of ours that does not exist."""
 
 from __future__ import annotations
 
