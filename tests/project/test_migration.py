@@ -1,4 +1,4 @@
-"""The page for users of Inductor: it has every option and variable there, and names none of ours that does not exist."""
+"""The page for users of Inductor: it has every option and variable there, and names none of ours that is unknown."""
 
 from __future__ import annotations
 
