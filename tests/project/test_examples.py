@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,7 @@ def test_tour(tmp_path):
     assert re.search(r"^backward +kernel +\w+ +[\d.]+ us$", printed, re.M)
     (page,) = re.findall(r"^the page: (.*)$", printed, re.M)
     assert Path(page).read_text().startswith("<!doctype html>")
+    shutil.rmtree(Path(page).parent)
 
 
 @pytest.mark.slow
