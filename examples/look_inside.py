@@ -1,6 +1,8 @@
 """Compile a training step with symbolic sizes and look at everything ferrite did.
 
-python examples/look_inside.py
+    python examples/look_inside.py
+
+The record has graphs, the time of each stage, kernels, calls of torch with their reasons, and the generated program.
 """
 
 import torch

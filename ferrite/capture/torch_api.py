@@ -217,6 +217,7 @@ CONTROL_FLOW: tuple[type[BaseException], ...] = (
     *dynamo_exc.exceptions_allowed_to_be_fallback,
     IndexError,
 )
+RESTARTS: tuple[type[BaseException], ...] = (dynamo_exc.RestartAnalysis,)
 
 
 def through_dynamo(error: FerriteError) -> FerriteError:
@@ -487,8 +488,13 @@ def graph_breaks() -> list[GraphBreak]:
     for each in torch._dynamo.utils.graph_break_reasons:
         frame = each.user_stack[-1] if each.user_stack else None
         place = (frame.filename, frame.lineno or 0, frame.name) if frame is not None else ("", 0, "")
-        found.append(GraphBreak(str(each.reason), *place))
+        found.append(GraphBreak(in_words(str(each.reason)), *place))
     return found
+
+
+def in_words(reason: str) -> str:
+    """Dynamo's reason for a graph break; for the one that is a name inside of Dynamo, with what it means."""
+    return f"a branch depends on the value of a tensor ({reason})" if reason.startswith("generic_jump") else reason
 
 
 def graph_breaks_of(function: Callable[..., Any], args: Sequence[Any]) -> list[tuple[str, ModelLine | None]]:
@@ -503,7 +509,7 @@ def graph_breaks_of(function: Callable[..., Any], args: Sequence[Any]) -> list[t
             last = frames[-1]
             line = ModelLine(last.filename, last.lineno or 0, last.name, (last.line or "").strip())
         headline = next((row.strip() for row in str(each.reason).splitlines() if row.strip()), "")
-        found.append((headline, line))
+        found.append((in_words(headline), line))
     return found
 
 

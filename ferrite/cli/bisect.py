@@ -13,6 +13,8 @@ from ferrite.cli import specs
 from ferrite.cli.compile import find, parse_option
 from ferrite.errors import UserError
 
+STOPPED = 130  # what shells give for a program that was stopped from the keyboard
+
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
@@ -52,6 +54,9 @@ def run(chosen: argparse.Namespace) -> int:
     except NothingFound as nothing:
         print(nothing)
         return 0
+    except KeyboardInterrupt:
+        print("\nstopped: what is known so far stands above; the same command begins anew")
+        return STOPPED
     print(f"\n{summary(finding)}\n\n{finding.tries} tries")
     return 1
 

@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
         description=__doc__ + DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, help="of one graph, in a folder that FERRITE_DUMP named")
+    parser.add_argument("folder", type=Path, help="what FERRITE_DUMP named, for all its graphs; or one folder in it")
     parser.add_argument("--from", dest="stage", choices=STAGES, help="the first stage that runs")
     parser.add_argument(
         "--replace",
@@ -44,13 +44,32 @@ def run(chosen: argparse.Namespace) -> int:
     from ferrite.diagnosis import replay
 
     instead = dict(named_file(text) for text in chosen.replace)
-    found = replay(chosen.folder, chosen.stage, instead)
-    if chosen.into is not None:
-        chosen.into.mkdir(parents=True, exist_ok=True)
-        for name, text in found.files.items():
-            (chosen.into / name).write_text(text)
-    print(found)
-    return 0 if found.difference is None else 1
+    folders = graphs_in(chosen.folder, chosen.stage, list(instead))
+    differs = False
+    for folder in folders:
+        found = replay(folder, chosen.stage, instead)
+        if chosen.into is not None:
+            into = chosen.into / folder.name if len(folders) > 1 else chosen.into
+            into.mkdir(parents=True, exist_ok=True)
+            for name, text in found.files.items():
+                (into / name).write_text(text)
+        print(f"{folder.name}: {found}" if len(folders) > 1 else found)
+        differs = differs or found.difference is not None
+    return 1 if differs else 0
+
+
+def graphs_in(folder: Path, stage: str | None, replaced: list[str]) -> list[Path]:
+    """The folders of graphs: the one that is named, or those in it that came as far as a stage and its files."""
+    if (folder / "replay.json").is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob("*/replay.json"))
+    if stage not in (None, "captured"):
+        found = [each for each in found if (each / "program.py").is_file()]
+    found = [each for each in found if all((each / name).is_file() for name in replaced)]
+    if len(found) > 1 and replaced:
+        names = ", ".join(each.name for each in found)
+        raise UserError(f"several graphs have a file {replaced[0]}", {"to change that": f"name one folder: {names}"})
+    return found or [folder]
 
 
 def named_file(text: str) -> tuple[str, Path]:

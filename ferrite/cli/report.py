@@ -31,7 +31,9 @@ def add_parser(commands: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     import ferrite
+    from ferrite.reports import check_place
 
+    check_place(Path(chosen.to).expanduser())
     function = find(chosen.target)
     settings = dict(parse_option(text) for text in chosen.option)
     inputs = [specs.parse_argument(text, requires_grad=chosen.train) for text in chosen.arguments]

@@ -23,7 +23,7 @@ from ferrite.debug.details import GraphDetails
 from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.debug.graph_record import eager_record
 from ferrite.debug.progress import Watch, log
-from ferrite.debug.record import CompileRecord, GraphRecord, start_record
+from ferrite.debug.record import CompileRecord, GraphRecord, forget_record, start_record
 from ferrite.errors import CompilerBug, FerriteError, Refusal, layout
 from ferrite.graph import ModelLine, first_model_line, model_line
 from ferrite.options import Options
@@ -93,7 +93,9 @@ class Compilation:
         try:
             with self.watch.watching(), self.stage(stage):
                 return work()
-        except PASSING:
+        except PASSING as signal:
+            if isinstance(signal, torch_api.RESTARTS):  # the same graph will come again, as Dynamo then sees it
+                forget_record(self.record)
             raise
         except Exception as failure:
             self.failed(failure, None)

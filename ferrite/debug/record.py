@@ -213,19 +213,28 @@ class CompileRecord:
             for kernel in graph.kernels:
                 if first in kernel.operators and second in kernel.operators:
                     return f"{first} and {second} are in one kernel, {kernel.name}"
-        reasons = [
-            each.refusal.reason
-            for graph in self.graphs
-            for each in graph.not_fused
-            if (second in each.nodes and first in each.group) or (first in each.nodes and second in each.group)
-        ]
-        if reasons:
-            return f"{first} and {second} are in different kernels: {reasons[0]}"
+        if found := next(self.refusals_between({first}, {second}), None):
+            return f"{first} and {second} are in different kernels: {found[2]}"
+        if found := next(self.refusals_between(self.in_one_kernel(first), self.in_one_kernel(second)), None):
+            one, other, reason = found
+            return f"{first} and {second} are in different kernels, with {one} and {other}: {reason}"
         known = {node for graph in self.graphs for kernel in graph.kernels for node in kernel.operators}
         missing = [name for name in (first, second) if name not in known]
         if missing:
-            return f"{' and '.join(missing)}: in no kernel. Kernels have: {', '.join(sorted(known)) or 'nothing'}"
+            have = f"Kernels have: {', '.join(sorted(known)) or 'nothing'}"
+            others = "Other operators are computed where they are read, are torch's, or were rewritten"
+            return f"{' and '.join(missing)}: in no kernel. {have}. {others}"
         return f"{first} and {second} were never held against each other: they share no memory, or something between"
+
+    def in_one_kernel(self, name: str) -> set[str]:
+        return {other for kernel in self.kernels if name in kernel.operators for other in kernel.operators}
+
+    def refusals_between(self, ones: set[str], others: set[str]) -> Iterator[tuple[str, str, str]]:
+        """Where one of some operators was refused beside one of the others: both, and why."""
+        for each in (refusal for graph in self.graphs for refusal in graph.not_fused):
+            for nodes, group in ((each.nodes, each.group), (each.group, each.nodes)):
+                pairs = [(one, other) for one in nodes if one in ones for other in group if other in others]
+                yield from ((one, other, each.refusal.reason) for one, other in pairs[:1])
 
     @contextmanager
     def timing(self, stage: str) -> Iterator[None]:
@@ -260,6 +269,12 @@ def start_record(options: Options, line: ModelLine | None) -> CompileRecord:
     record = CompileRecord(options, line, next(_numbers))
     _records.append(record)
     return record
+
+
+def forget_record(record: CompileRecord) -> None:
+    """Of a call that came to nothing."""
+    if record in _records:
+        _records.remove(record)
 
 
 def last_compile() -> CompileRecord:

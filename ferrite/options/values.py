@@ -321,5 +321,5 @@ def plain(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    function = getattr(value, "function", value)
+    function = getattr(value, "original", None) or getattr(value, "function", value)
     return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}"

@@ -6,6 +6,6 @@ Out: plain data (`data`), which is the record as JSON, and a page around it (`pa
 
 from ferrite.reports.compare import Change, as_text, compare, read_record
 from ferrite.reports.compare_page import compare_page
-from ferrite.reports.write import report, written_at_exit
+from ferrite.reports.write import check_place, report, written_at_exit
 
-__all__ = ["Change", "as_text", "compare", "compare_page", "read_record", "report", "written_at_exit"]
+__all__ = ["Change", "as_text", "check_place", "compare", "compare_page", "read_record", "report", "written_at_exit"]

@@ -26,17 +26,29 @@ def report(path: str | os.PathLike[str]) -> Path:
     """
     last_compile()  # says so if there is none
     where = Path(path).expanduser()
+    if where.absolute() in _at_exit:
+        _at_exit[where.absolute()] = False
     text = report_text(where.suffix == ".json")
+    check_place(where)
     try:
-        where.parent.mkdir(parents=True, exist_ok=True)
         partial = where.with_name(f".{where.name}.{os.getpid()}")
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
         os.replace(partial, where)
     except OSError as problem:
         raise UserError(f"cannot write the report {where}", {"because": str(problem)}) from None
-    if where.absolute() in _at_exit:
-        _at_exit[where.absolute()] = False
     return where
+
+
+def check_place(where: Path) -> None:
+    """A UserError where no file can be written, before anybody has waited for what would be in it."""
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        if where.is_dir():
+            raise IsADirectoryError("it is a folder")
+        if not os.access(where.parent, os.W_OK):
+            raise PermissionError(f"nothing can be written into {where.parent}")
+    except OSError as problem:
+        raise UserError(f"cannot write the report {where}", {"because": str(problem)}) from None
 
 
 def report_text(as_data: bool) -> str:

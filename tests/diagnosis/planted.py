@@ -68,7 +68,7 @@ slow:
   %slow.i = phi i64 [ 0, %wait ], [ %slow.next, %slow ]
   store volatile i64 %slow.i, ptr %slow.at
   %slow.next = add i64 %slow.i, 1
-  %slow.more = icmp ult i64 %slow.next, 10000000
+  %slow.more = icmp ult i64 %slow.next, 40000000
   br i1 %slow.more, label %slow, label %entry
 entry:
 """

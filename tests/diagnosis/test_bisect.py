@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from ferrite.diagnosis.bisect.search import first_bad
 from ferrite.diagnosis.bisect.shrink import GraphSource, Statement, resized, taken_apart, with_size
 from ferrite.options import Options
 from tests.compare import compile_strict
-from tests.fresh_process import run_python
+from tests.fresh_process import FreshProcess, run_python
 
 ROOT = Path(__file__).parents[2]
 MODEL = ["f32[16,24]", "f32[24,32]", "f32[32]"]
@@ -116,6 +119,37 @@ def check():
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(parts, backend="ferrite")(x), parts(x))
 """
+
+
+@pytest.mark.slow
+def test_the_search_can_be_stopped_from_the_keyboard(tmp_path):
+    (tmp_path / "net.py").write_text(
+        "import time\n\ndef check():\n    open('began', 'w').close()\n    time.sleep(100)\n"
+    )
+    begin = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{COMMAND}"
+    process = FreshProcess("-c", begin, "bisect", "net.py:check", cwd=tmp_path)
+    while not (tmp_path / "began").exists():
+        assert process.process.exitcode is None
+        time.sleep(0.1)
+    os.kill(process.process.pid, signal.SIGINT)
+    done = process.result(timeout=50)  # and no child of it goes on
+    assert done.returncode == 130
+    assert "stopped: what is known so far stands above" in done.stdout
+
+
+@pytest.mark.quick
+def test_a_pass_of_the_users_is_written_down_as_what_makes_it_again():
+    @ferrite.graph_pass
+    def mine(gm):
+        return 0
+
+    @ferrite.graph_pass
+    def with_context(gm, context):
+        return 0
+
+    written = Options(passes=(mine, with_context)).changed()["passes"]
+    where = "test_a_pass_of_the_users_is_written_down_as_what_makes_it_again.<locals>"
+    assert written == [f"{__name__}:{where}.{name}" for name in ("mine", "with_context")]
 
 
 @pytest.mark.slow

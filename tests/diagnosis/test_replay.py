@@ -112,10 +112,22 @@ def test_the_record_says_how_to_repeat_a_run(tmp_path):
     assert ferrite.last_compile().to_repeat.endswith("FERRITE_DUMP=dir keeps what every stage was given")
 
 
+def test_a_whole_dump_is_replayed_graph_by_graph(tmp_path, capsys):
+    folder = dumped(tmp_path / "dump", "forward")
+    assert main(["replay", str(folder.parent), "--from", "schedule", "--into", str(tmp_path / "made")]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.partition(":")[0].partition("_")[2] for row in rows] == ["forward", "backward"]
+    assert all("from schedule: the same as the captured graph in eager" in row for row in rows)
+    assert (tmp_path / "made" / folder.name / "host.py").is_file()
+    file = edited(folder / "kernels.py", "3.0", "4.0", tmp_path / "kernels.py")
+    assert main(["replay", str(folder.parent), "--replace", str(file)]) == 2  # which of them?
+    assert f"name one folder: {folder.name}, " in capsys.readouterr().err
+
+
 def test_bad_input_is_explained(tmp_path, capsys):
     folder = dumped(tmp_path, "inference")
-    assert main(["replay", str(tmp_path)]) == 2
-    assert folder.name in capsys.readouterr().err
+    assert main(["replay", str(folder.parent / "nothing")]) == 2
+    assert "FERRITE_DUMP=dir" in capsys.readouterr().err
     other = tmp_path / "progam.py"
     other.write_text("")
     assert main(["replay", str(folder), "--replace", str(other)]) == 2

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import compile_time, kernel_text, kernels, models, overhead, picture
+from bench import compile_time, kernel_text, kernels, models, overhead, picture, report_cost
 from bench.agreement import disagreement_of_models, largest_error
 from bench.backends import in_fresh_process, with_own_code
 from bench.cases import CASES, Case, tensors_of
@@ -23,7 +23,7 @@ from bench.report import summary_of
 from bench.zoo import Model, bert, one_label, padded_text
 from tests.rounding import DRAWS
 
-PROGRAMS = (kernels, models, overhead, compile_time)
+PROGRAMS = (kernels, models, overhead, compile_time, report_cost)
 SHORT = ["--no-inductor", "--rounds", "2", "--seconds", "0"]
 
 
@@ -233,6 +233,22 @@ def test_compile_time_tells_the_stages(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert {"Dynamo", "AOTAutograd", "post_grad", "lower", "codegen"} <= cold["stages"].keys()
     assert 0 < cold["own"] < cold["first_call"]
     assert not cold["failures"]
+
+
+@pytest.mark.slow
+def test_report_cost_tells_both_ways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def here(module: str, request: dict[str, Any], caches: Path) -> dict[str, Any]:
+        torch.compiler.reset()
+        return first_call(request)
+
+    monkeypatch.setattr(report_cost, "in_fresh_process", here)
+    arguments = ["--models", "bert-1-layers", "--only", "inference", "--rounds", "1", "--write", str(tmp_path)]
+    report_cost.main([*SHORT, *arguments])
+    (row,) = written(tmp_path, "report_cost")["rows"]
+    assert row["ratio"] == pytest.approx(row["report"] / row["plain"])
+    assert row["write"] > 0
+    assert row["bytes"] > 100_000
+    assert row["memory"]["report"] >= row["memory"]["plain"] > 0
 
 
 @pytest.mark.quick

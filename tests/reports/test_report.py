@@ -14,6 +14,7 @@ from ferrite.reports import read_record
 from ferrite.reports.passes import hunks_between
 from ferrite.reports.write import _at_exit, write_all
 from tests.compare import compile_strict
+from tests.ranks import imagined_ranks
 
 pytestmark = pytest.mark.usefixtures("llvm_kernels")
 
@@ -191,6 +192,52 @@ def test_breaks_guards_and_recompilations_with_the_value_that_failed(path):
     assert any("TENSOR_MATCH" in guard for guard in record["compiles"][-4]["guards"])
 
 
+def test_a_branch_on_a_tensor_is_told_in_words(path):
+    def branching(x):
+        y = x.sin()
+        return y.cos() if y.sum() > 100 else y.exp()
+
+    compile_strict(branching, options={"report": path})(torch.randn(3))
+    (found,) = {each["reason"] for each in read_record(ferrite.report(path))["breaks"]}
+    assert found.startswith("a branch depends on the value of a tensor (")
+
+
+def test_what_dynamo_begins_anew_is_one_compilation(path):
+    """A number that is no constant makes torch capture the same function twice."""
+
+    def scaled(x, factor):
+        return x.sin() * factor
+
+    before = {id(each) for each in ferrite.recent_compiles()}
+    compiled = compile_strict(scaled, options={"report": path}, dynamic=True)
+    for factor in (0.5, 0.25):
+        torch.testing.assert_close(compiled(torch.ones(4), factor), scaled(torch.ones(4), factor))
+    new = [each for each in ferrite.recent_compiles() if id(each) not in before]
+    assert new
+    assert all(each.graphs for each in new)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_collectives_from_start_to_wait(path):
+    import torch.distributed._functional_collectives as collectives
+
+    def gathered(x, w):
+        whole = collectives.all_gather_tensor(x * 2, 0, [0, 1])
+        return whole.sum() + (w @ w).sum()
+
+    with imagined_ranks(2):
+        compile_data, record = reported(path, gathered, torch.randn(16, 16), torch.randn(16, 16))
+    graph = compile_data["graphs"][-1]
+    (found,) = graph["collectives"]
+    assert found["title"] == "_c10d_functional.all_gather_into_tensor.default"
+    assert graph["steps"][found["first"]]["title"] == found["title"]
+    assert graph["steps"][found["last"]]["title"] == "_c10d_functional.wait_tensor.default"
+    assert found["bytes"] == 4 * (16 * 16 + 32 * 16)
+    assert {record["places"][place]["text"] for place in found["places"]} == {
+        "whole = collectives.all_gather_tensor(x * 2, 0, [0, 1])"
+    }
+
+
 def test_measured_steps_have_times_and_limits(path):
     compiled = compile_strict(model, options={"report": path, "measure": True, "own_products": "off"})
     x, w = torch.randn(8, 16), torch.randn(16, 4)
@@ -257,8 +304,9 @@ def test_pages_are_written_when_the_process_ends(tmp_path, monkeypatch):
 def test_a_page_that_cannot_be_written_is_an_error_of_the_user(tmp_path):
     compile_strict(torch.sin)(torch.randn(8))
     (tmp_path / "file").write_text("")
-    with pytest.raises(ferrite.UserError, match="cannot write the report"):
-        ferrite.report(tmp_path / "file" / "page.html")
+    for wrong in (tmp_path / "file" / "page.html", tmp_path):
+        with pytest.raises(ferrite.UserError, match="cannot write the report"):
+            ferrite.report(wrong)
 
 
 def test_the_record_is_versioned_json(path):

@@ -150,6 +150,8 @@ def test_why_two_operators_are_or_are_not_in_one_kernel():
     assert record.why_not_fused(second[0], second[-1]).endswith(f"are in one kernel, {record.kernels[1].name}")
     apart = record.why_not_fused(first[-1], second[-1])
     assert apart == f"{first[-1]} and {second[-1]} are in different kernels: one goes along memory, the other across"
+    for far in second[:-1]:  # it was never held against the first, but what it is in one kernel with was
+        assert record.why_not_fused(first[-1], far).endswith("one goes along memory, the other across")
     unknown = record.why_not_fused("nothing_of_this_name", second[-1])
     assert unknown.startswith("nothing_of_this_name: in no kernel. Kernels have: ")
     assert all(name in unknown for name in names)

@@ -100,20 +100,22 @@ def told_by(child: int, reading: int, seconds: float) -> tuple[list[dict[str, An
     """What a child says until it ends, and its exit status; None for one that was killed since it took too long."""
     end, text, closed = time.monotonic() + seconds, b"", False
     status: int | None = None
-    while status is None and time.monotonic() < end:
-        if closed:
-            time.sleep(0.002)
-        elif select.select([reading], [], [], 0.1)[0]:
-            more = os.read(reading, 1 << 16)
-            text, closed = text + more, not more
-            if more:
-                continue
-        done, found = os.waitpid(child, os.WNOHANG)
-        status = found if done else None
-    if status is None:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    os.close(reading)
+    try:
+        while status is None and time.monotonic() < end:
+            if closed:
+                time.sleep(0.002)
+            elif select.select([reading], [], [], 0.1)[0]:
+                more = os.read(reading, 1 << 16)
+                text, closed = text + more, not more
+                if more:
+                    continue
+            done, found = os.waitpid(child, os.WNOHANG)
+            status = found if done else None
+    finally:  # it is too late, or somebody stops the whole: no child outlives its try
+        if status is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        os.close(reading)
     return [json.loads(line) for line in text.decode().split("\n")[:-1]], status
 
 

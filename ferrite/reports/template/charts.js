@@ -138,7 +138,7 @@ function timeSection(main) {
   const passes = compile.graphs.flatMap((each) => each.passes.map((pass) => ({ pass, title: each.title }))).sort((one, other) => other.pass.seconds - one.pass.seconds).slice(0, 15);
   const columns = ["step", "", "#time", "#share", "#bytes", "#bytes a second", "#operations a second", "#of the limit", "from"];
   main.append(el("div", { class: "grid" },
-    measured.length ? el("section", { class: "card wide" }, el("h2", {}, "Roofline"), el("p", { class: "dim" }, "Each circle is a kernel or a call; its area is its time. The line is what this machine can do at most: a copy's bytes, a matrix product's operations."), rooflineChart(graph, measured, total)) : null,
+    measured.length ? el("section", { class: "card wide" }, el("h2", {}, "Roofline"), el("p", { class: "dim" }, "Each circle is a kernel or a call; its area is its time. The line is what this machine can do at most: a copy's bytes, a matrix product's operations. What lies in a cache may be above it."), rooflineChart(graph, measured, total)) : null,
     el("section", { class: "card wide" }, el("h2", {}, "Kernels and calls", measured.length ? el("span", { class: "dim" }, ` – ${secondsText(total)} in all`) : null),
       measured.length ? table(columns, measured.slice(0, 500).map(({ step, number }) => {
         const limit = limitOf(graph, step);

@@ -182,9 +182,18 @@ function guardsSection(main) {
   const again = record.compiles.filter((each) => each.recompiled);
   main.append(el("div", { class: "grid" },
     card("Recompilations", table(["frame", "what failed", "from"], again.map((each) => [each.number, el("span", { class: "mono" }, each.recompiled), placeButton(each.place, true)]), "No function was compiled twice.")),
-    card("Graph breaks", table(["why", "where"], record.breaks.map((each) => [el("span", { class: "mono" }, each.reason), placeButton(each.place, true)]), "None: each function is one graph.")),
+    card("Graph breaks", table(["why", "#times", "where"], breaksByPlace().map((each) => [el("span", { class: "mono" }, each.reason), each.count, placeButton(each.place, true)]), "None: each function is one graph.")),
     el("section", { class: "card wide" }, el("h2", {}, "Guards of this compilation"), el("p", { class: "dim" }, compile.number ? `Frame ${compile.number}: checked before each call.` : "Known where a report was asked for before compiling."),
       table(["kind", "of"], compile.guards.map((each) => { const [kind, ...rest] = each.split(" "); return [kind, el("span", { class: "mono" }, rest.join(" "))]; }), "None are known."))));
+}
+
+function breaksByPlace() {
+  const found = new Map();
+  for (const each of record.breaks) {
+    const key = `${each.place} ${each.reason}`;
+    found.set(key, { ...each, count: (found.get(key)?.count ?? 0) + 1 });
+  }
+  return [...found.values()];
 }
 
 function tuningSection(main) {
