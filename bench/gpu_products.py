@@ -2,15 +2,18 @@
 every configuration that may be the fastest.
 
     python -m bench.gpu_products [--only PATTERN ..] [--seconds 200] [--most 10] [--out FOLDER] [--tf32]
+                                 [--compile-only --part 0/4]
 
 Microseconds between two events, with the cache of the GPU emptied before each, medians. A result that is farther from
-double precision than torch's is no result. Writes gpu-products.md, and gpu-products.txt: the record of what was
-fastest, which `options={"tuning": ...}` reads.
+double precision than torch's is no result. `--compile-only` in several processes first, each with a part of the
+cases, fills the cache, since compiling takes longest. Writes gpu-products.md, and gpu-products.txt: the record of what
+was fastest, which `options={"tuning": ...}` reads.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +49,7 @@ class Case:
     epilogue: str = ""
     weight_first: bool = True  # the right factor lies along what is summed, as the weight of a linear layer
     dtype: torch.dtype = torch.bfloat16
+    scaled: bool = False  # factors of 8 bits, with a scale for each row and column
     trials: list[tuple[ProductConfig, Any]] = field(default_factory=list)
 
     @property
@@ -75,6 +79,9 @@ class Case:
 
         right = [self.columns, self.summed] if self.weight_first else [self.summed, self.columns]
         found = [made(*batch, self.rows, self.summed), made(*batch, *right)]
+        if self.scaled:
+            found = [each.to(torch.float8_e4m3fn) for each in found]
+            return [*found, made(self.rows, 1).float().abs(), made(1, self.columns).float().abs(), made(self.columns)]
         if self.epilogue:
             found += [made(self.columns), made(*batch, self.rows, self.columns)]
         return found
@@ -82,6 +89,8 @@ class Case:
     def function(self, own: bool) -> Function:
         def run(x: torch.Tensor, w: torch.Tensor, *more: torch.Tensor) -> Any:
             w = w.transpose(-1, -2) if self.weight_first else w
+            if self.scaled:
+                return scaled_product(own, x, w, *more)
             bias = more[0] if self.epilogue else None
             if own and bias is not None:
                 y = (torch.ops.ferrite.wide_product(x, w) + bias).to(x.dtype)
@@ -100,8 +109,19 @@ class Case:
         return run
 
 
+def scaled_product(
+    own: bool, x: torch.Tensor, w: torch.Tensor, of_rows: torch.Tensor, of_columns: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    if x.dtype is torch.float64:  # what is exact
+        return x @ w * of_rows * of_columns + bias
+    if not own:
+        return torch._scaled_mm(x, w, of_rows, of_columns, bias=bias, out_dtype=bias.dtype)
+    sums = torch.ops.ferrite.wide_product(x.bfloat16(), w.bfloat16())
+    return (sums * (of_rows * of_columns) + bias).to(bias.dtype)
+
+
 def cases() -> Iterator[Case]:
-    for size in (512, 1024, 2048, 4096, 8192):
+    for size in (512, 1024, 2048, 4096, 8192, 16384):
         yield Case("square", 1, size, size, size)
     yield Case("square, both along rows", 1, 4096, 4096, 4096, weight_first=False)
     yield Case("tall", 1, 16384, 1024, 1024)
@@ -125,6 +145,12 @@ def cases() -> Iterator[Case]:
     yield Case("layer", 1, 8192, 4096, 4096, "bias, gelu")
     yield Case("layer", 1, 8192, 4096, 4096, "bias, relu")
     yield Case("layer", 1, 16384, 1024, 1024, "bias, residual")
+    for rows in (1, 8, 16, 32, 64):
+        yield Case("in float8", 1, rows, 4096, 4096, scaled=True)
+    yield Case("in float8", 1, 1, 14336, 4096, scaled=True)
+    yield Case("in float8", 1, 8, 14336, 4096, scaled=True)
+    yield Case("in float8", 1, 8, 4096, 14336, scaled=True)
+    yield Case("in float8", 1, 8, 1024, 1024, scaled=True)
     yield Case("layer in float32", 1, 8, 4096, 4096, "bias, gelu", dtype=torch.float32)
     for rows in (1, 2, 4, 8, 16, 32):
         yield Case("in float32", 1, rows, 4096, 4096, dtype=torch.float32)
@@ -166,7 +192,7 @@ def measured(case: Case, watch: Stopwatch) -> dict[str, Any]:
         ours[str(config)] = watch.microseconds(trial, *inputs)
     if ours:
         best = min(ours, key=ours.__getitem__)
-        if not case.epilogue:
+        if not case.epilogue and not case.scaled:
             config = next(config for config, _ in case.trials if str(config) == best)
             found |= {"problem": case.problem, "measured": Measured(found["torch"], ours[best], config)}
         found |= {"ours": ours[best], "by": best, "likely": ours.get(str(case.trials[0][0])), "all": ours}
@@ -185,6 +211,15 @@ HEAD = """| product | torch | torch and our kernel | ours | ours, not measured |
 |---|---|---|---|---|---|---|"""
 
 
+def write(rows: list[dict[str, Any]], folder: Path) -> None:
+    title = f"# Matrix products on a GPU: {torch.cuda.get_device_name()}, torch {torch.__version__}"
+    (folder / "gpu-products.md").write_text("\n".join([title, "", HEAD, *map(line, rows), ""]))
+    record = Record(where(), {row["problem"]: row["measured"] for row in rows if "measured" in row})
+    (folder / "gpu-products.txt").write_text(str(record))
+    every = ["\n".join([row["case"], *(f"{us:10.1f}  {by}" for by, us in row.get("all", {}).items())]) for row in rows]
+    (folder / "gpu-products-all.txt").write_text("\n".join(every) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="*", default=[])
@@ -193,10 +228,21 @@ def main() -> None:
     parser.add_argument("--also", nargs="*", default=[], help="configurations, as records have them")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--tf32", action="store_true", help="torch may round factors of 32 bits")
+    parser.add_argument("--compile-only", action="store_true")
+    parser.add_argument("--part", default="0/1", help="of the cases: every fourth one, from the first on, is 0/4")
     chosen = parser.parse_args()
     torch.set_float32_matmul_precision("high" if chosen.tf32 else "highest")
     began = time.perf_counter()
     wanted = [case for case in cases() if not chosen.only or any(each in case.name for each in chosen.only)]
+    first, step = map(int, chosen.part.split("/"))
+    wanted = wanted[first::step]
+    if chosen.compile_only:
+        for case in wanted:
+            with contextlib.suppress(Exception):  # measuring it says what is wrong
+                prepared(case, chosen.most, chosen.also)
+                print(f"compiled: {case.name}", flush=True)
+            case.trials = []
+        return
     watch, rows = Stopwatch(), []
     print(HEAD)
     with torch.no_grad():
@@ -216,12 +262,7 @@ def main() -> None:
             for key in ("refused", "wrong"):
                 for each in row.get(key, []):
                     print(f"    {key}: {each}"[:200])
-    title = f"# Matrix products on a GPU: {torch.cuda.get_device_name()}, torch {torch.__version__}"
-    (chosen.out / "gpu-products.md").write_text("\n".join([title, "", HEAD, *map(line, rows), ""]))
-    record = Record(where(), {row["problem"]: row["measured"] for row in rows if "measured" in row})
-    (chosen.out / "gpu-products.txt").write_text(str(record))
-    every = ["\n".join([row["case"], *(f"{us:10.1f}  {by}" for by, us in row.get("all", {}).items())]) for row in rows]
-    (chosen.out / "gpu-products-all.txt").write_text("\n".join(every) + "\n")
+            write(rows, chosen.out)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,12 @@ class CudaSpelling:
         return (programs,) if programs.atoms else ()
 
     def launch_memory(self, kernel: Kernel) -> int:
-        """For the table of a grouped kernel."""
+        """For the table of a grouped kernel, or for descriptors."""
+        if kernel.resident:
+            try:
+                return fixed_launch(kernel).memory
+            except NotGenerated:  # who compiles it says so
+                return 0
         return 8 * sum(table_lengths(kernel))
 
     def allocation(self, sizes: str, strides: str, dtype: torch.dtype, device: torch.device, count: int) -> str:

@@ -37,8 +37,8 @@ class MatrixSpeeds:
 class ProductBlocks:
     """How matrix products of our own are arranged that were not measured one by one. `few_rows`: up to 16 of them, or
     `few_rows_and_many_columns` where that gives every multiprocessor a program; `some_rows`: up to 32; `thin`: with a
-    side that is one block; `large`: others, in the first way that gives every multiprocessor a program; `in_32_bits`:
-    those whose factors have so many."""
+    side that is one block; `large`: others, in the first way that gives every multiprocessor a program, and that the
+    GPU has descriptors for; `in_32_bits`: those whose factors have so many."""
 
     few_rows: ProductConfig
     few_rows_and_many_columns: ProductConfig
@@ -55,7 +55,9 @@ PRODUCT_BLOCKS = ProductBlocks(
     some_rows=ProductConfig(16, 32, 256, warps=4, stages=4),
     thin=ProductConfig(64, 64, 128, warps=4, stages=4),
     large=(
+        ProductConfig(128, 256, 64, warps=8, stages=4, resident=True),
         ProductConfig(128, 256, 64, warps=8, stages=3),
+        ProductConfig(128, 128, 64, warps=8, stages=4, resident=True),
         ProductConfig(128, 128, 64, warps=4, stages=4),
         ProductConfig(64, 128, 64, warps=4, stages=4),
         ProductConfig(64, 64, 64, warps=4, stages=4),
@@ -77,6 +79,7 @@ class GpuMachine:
     registers: int = 1 << 16
     shared_bytes: int = 228 << 10
     cache_bytes: int = 50 << 20
+    has_descriptors: bool = True  # it moves blocks of memory by itself, from compute capability 9.0 on
 
     @property
     def program_shared_bytes(self) -> int:

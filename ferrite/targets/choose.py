@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Collection, Mapping
 
 import torch
@@ -11,10 +12,11 @@ from ferrite.errors import layout, warn_user
 from ferrite.options import Options
 from ferrite.runtime.cuda import CudaError, libcuda
 from ferrite.targets.cpu import CPU, INTERPRETER
-from ferrite.targets.cuda import CUDA, CudaTarget
+from ferrite.targets.cuda import CUDA, CudaTarget, triton_version
 from ferrite.targets.target import Target
 
 OLDEST_CAPABILITY = (8, 0)
+OLDEST_TRITON = (3, 6)  # that kernels were compiled with
 Targets = Mapping[str, Target]
 
 
@@ -76,6 +78,12 @@ def triton_is_here() -> bool:
         import triton  # noqa: F401  # only here: a program of calls does not need it
     except (ImportError, OSError) as problem:
         no_kernels(f"{type(problem).__name__}: {problem}", "pip install triton")
+        return False
+    version = triton_version()
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_TRITON:
+        no_kernels(
+            f"Triton {version} is older than {'.'.join(map(str, OLDEST_TRITON))}", "pip install --upgrade triton"
+        )
         return False
     return True
 

@@ -115,6 +115,7 @@ def machine_of(properties: Any) -> GpuMachine:
         threads=properties.max_threads_per_multi_processor,
         registers=properties.regs_per_multiprocessor,
         cache_bytes=properties.L2_cache_size,
+        has_descriptors=properties.major >= 9,
     )
 
 

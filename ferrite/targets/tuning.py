@@ -56,7 +56,9 @@ def reason_against_measuring() -> Refusal | None:
     """Why nothing can be measured in this process."""
     if not torch.cuda.is_available():
         return Refusal("torch sees no GPU")
-    reason = reason_against_gpus() or ("" if triton_is_here() else "Triton is not installed, or cannot be imported")
+    reason = reason_against_gpus() or (
+        "" if triton_is_here() else "Triton is not installed, cannot be imported, or is too old"
+    )
     return Refusal(reason) if reason else None
 
 

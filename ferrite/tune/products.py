@@ -2,6 +2,7 @@
 
 problem         product bf16 1 x 512 x 4096 x 1024, summed, columns
 configuration   128 x 256 x 64, 8 warps, 3 stages, 8 in a column, 1 piece
+                128 x 256 x 64, 8 warps, 4 stages, 8 in a column, 1 piece, resident
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class ProductConfig:
     """`rows`, `columns`, `summed`: of the blocks that a program multiplies at once. `stages`: blocks of the factors
     whose loads are under way. `in_column`: blocks of rows that programs go through before the next block of columns, so
     that those which run at one time share what they read. `pieces`: parts of each sum, which are added up by another
-    kernel; they divide it."""
+    kernel; they divide it. `resident`: there is a program for each multiprocessor, which goes through blocks of the
+    result, and has factors loaded by descriptors."""
 
     rows: int
     columns: int
@@ -63,20 +65,24 @@ class ProductConfig:
     stages: int
     in_column: int = 8
     pieces: int = 1
+    resident: bool = False
 
     PATTERN: ClassVar = re.compile(
-        r"(\d+) x (\d+) x (\d+), (\d+) warps, (\d+) stages, (\d+) in a column, (\d+) pieces?"
+        r"(\d+) x (\d+) x (\d+), (\d+) warps, (\d+) stages, (\d+) in a column, (\d+) pieces?(, resident)?"
     )
 
     def __str__(self) -> str:
         blocks = " x ".join(map(str, (self.rows, self.columns, self.summed)))
-        pieces = f"{self.pieces} piece{'s' if self.pieces > 1 else ''}"
+        pieces = f"{self.pieces} piece{'s' if self.pieces > 1 else ''}{', resident' if self.resident else ''}"
         return f"{blocks}, {self.warps} warps, {self.stages} stages, {self.in_column} in a column, {pieces}"
 
     @staticmethod
     def parsed(text: str) -> ProductConfig | None:
         found = ProductConfig.PATTERN.fullmatch(text)
-        config = None if found is None else ProductConfig(*map(int, found.groups()))
+        config = None
+        if found is not None:
+            rows, columns, summed, warps, stages, in_column, pieces = map(int, found.groups()[:7])
+            config = ProductConfig(rows, columns, summed, warps, stages, in_column, pieces, found[8] is not None)
         return config if config is not None and config.is_possible else None
 
     @property
@@ -103,6 +109,9 @@ class ProductConfig:
 
 # Blocks that are worth measuring, the large ones first. A product has those that it is large enough for.
 CANDIDATES = (
+    ProductConfig(128, 256, 64, warps=8, stages=4, resident=True),
+    ProductConfig(128, 256, 64, warps=8, stages=3, resident=True),
+    ProductConfig(128, 128, 64, warps=8, stages=4, resident=True),
     ProductConfig(128, 256, 64, warps=8, stages=4),
     ProductConfig(128, 256, 64, warps=8, stages=3),
     ProductConfig(256, 128, 64, warps=8, stages=3),

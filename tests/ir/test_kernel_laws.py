@@ -130,6 +130,7 @@ BROKEN = {
     "a place before a tile": ("K10", last("tile[i - 1] = s")),
     "problems of a kernel for no GPU": ("K11", small("for i in", "problems = [[8]]\n    for i in")),
     "a problem with too many sizes": ("K11", small("for i in", "warps = 1\n    problems = [[8, 8]]\n    for i in")),
+    "resident programs of a kernel for no GPU": ("K13", small("for i in", "resident = 4\n    for i in")),
     "a problem beyond the bounds": ("K11", small("for i in", "warps = 1\n    problems = [[8], [65]]\n    for i in")),
     "attention beside its rows": ("K12", ATTENTION.replace("for m in", "for i in")),
     "a tile of any size": ("K10", SMALL.replace("symbol(1, 64)", "symbol(1, None)")),

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
+from ferrite.targets import where
+from ferrite.tune import Measured, ProductConfig, ProductProblem, Record
 from tests.runtime.test_cuda_gpu_values import FLOATS, assert_as_accurate, random
 from tests.triton_kernels import ON_A_GPU
 
@@ -78,3 +80,39 @@ def test_what_max_autotune_measures_is_replayed(tmp_path):
         assert "product bf16 1 x 8 x 1000 x 2048, summed, summed" in file.read_text()
     assert torch.equal(*results), "the same kernel, or torch's call, both times"
     assert torch.equal(torch.cuda.get_rng_state(), state)
+
+
+RESIDENT: dict[str, Any] = {
+    "layer": (layer, [(2048, 1024), (1536, 1024), (1536,)], ("summed", "summed"), (2048, 1536, 1024)),
+    "ragged": (layer, [(1030, 520), (1032, 520), (1032,)], ("summed", "summed"), (1030, 1032, 520)),
+    "plain": (lambda a, b: a @ b, [(2048, 512), (512, 1024)], ("summed", "columns"), (2048, 1024, 512)),
+    "batch": (lambda a, b: a @ b, [(6, 512, 256), (6, 256, 512)], ("summed", "columns"), (512, 512, 256)),
+}
+
+
+HOW = {
+    "resident": ProductConfig(128, 128, 64, 8, 3, 8, resident=True),
+    "large": ProductConfig(128, 256, 64, 8, 3, 8, resident=True),
+}
+
+
+@pytest.mark.parametrize("unaligned", [False, True])
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", RESIDENT)
+def test_programs_that_stay(name, how, unaligned, tmp_path):
+    """A record says so; memory that begins anywhere has other code."""
+    function, sizes, along, (rows, columns, summed) = RESIDENT[name]
+    batch = sizes[0][0] if len(sizes[0]) == 3 else 1
+    config = HOW[how]
+    problem = ProductProblem("bf16", batch, rows, columns, summed, *along)
+    file = tmp_path / "record.txt"
+    file.write_text(str(Record(where(), {problem: Measured(100.0, 1.0, config)})))
+    f = torch.compile(function, backend="ferrite", options={"strict": True, "tuning": str(file)})
+    for _ in range(3):
+        given = [random(*each).bfloat16() for each in sizes]
+        if unaligned:
+            memory = random(given[0].numel() + 1).bfloat16()
+            given[0] = memory[1:].view(sizes[0])
+        found = f(*given)
+        assert_as_accurate(found, function(*given), function(*(each.double() for each in given)))
+    assert not ferrite.last_compile().graphs[-1].eager_calls, "it is ours"

@@ -15,6 +15,7 @@ from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import ferrite
+from ferrite.codegen.triton import kernel_source
 from ferrite.ir.kernel.nodes import Attend, walk
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.program.interpret import interpret
@@ -183,6 +184,24 @@ def test_in_16_bits_scores_are_computed_in_32(dtype):
         return flex_attention(q, k, v, score_mod=lambda s, b, h, m, n: s + (m - n) * 0.01, block_mask=mask)
 
     assert_as_eager(fn, [each.to(dtype) for each in qkv()], tolerance=2e-2, kernels=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_functions_of_scores_are_quick_in_16_bits_alone(dtype):
+    def fn(q, k, v):
+        return flex_attention(q, k, v, score_mod=lambda s, b, h, m, n: 20 * torch.tanh(s / 20))
+
+    is_short = dtype is torch.bfloat16
+    assert_as_eager(fn, [8 * each.to(dtype) for each in qkv()], tolerance=3e-2 if is_short else 1e-4, kernels=3)
+    sources = [
+        kernel_source(launch.kernel, "kernel")
+        for _, plan in MADE
+        for launch in plan.launches
+        if any(isinstance(each, Attend) for each in walk(launch.kernel.body))
+    ]
+    assert len(sources) == 3
+    assert all(("quick_tanh(" in each) == is_short for each in sources)
+    assert all(("libdevice.tanh(" in each) != is_short for each in sources)
 
 
 def test_documents_and_views_that_a_graph_makes():

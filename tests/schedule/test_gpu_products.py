@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -147,6 +148,21 @@ def test_what_is_at_other_points_is_another_kernel():
     checked(lambda a, b, c: mm(mm(a, b), c), random(20, 33), random(33, 40), random(40, 17), kernels=2)
 
 
+def test_why_something_is_not_inside():
+    def fn(a, b, c):
+        y = mm(a, b)
+        return y.float().softmax(-1), mm(y, c)
+
+    inputs = random(20, 33), random(33, 40), random(40, 17)
+    made = lowered(fn, *inputs)
+    plan = make_plan(made.program, {"cpu": GpuScheduling(GpuMachine(), unsupported_operation, "cpu")})
+    reasons = {each.refusal.reason for each in plan.not_fused}
+    assert reasons >= {
+        "a matrix product begins a kernel of its own",
+        "it is not at the points of the matrix product before it",
+    }
+
+
 # --- pieces -----------------------------------------------------------------------------------------------------------
 
 
@@ -210,5 +226,7 @@ def test_large_products_have_large_blocks_and_thin_ones_pieces():
     machine = GpuMachine()
     large = likely_config(ProductProblem("bf16", 1, 4096, 4096, 4096), machine)
     thin = likely_config(ProductProblem("bf16", 1, 16, 1024, 4096), machine)
-    assert (large.rows, large.columns, large.pieces) == (128, 256, 1)
+    assert (large.rows, large.columns, large.pieces, large.resident) == (128, 256, 1, True)
+    older = likely_config(ProductProblem("bf16", 1, 4096, 4096, 4096), replace(machine, has_descriptors=False))
+    assert (older.rows, older.columns, older.resident) == (128, 256, False)
     assert (thin.rows, thin.pieces) == (16, 4)

@@ -211,7 +211,11 @@ class SimulatedDriver:
         assert threads == kernel.threads
         types = [each for each in request["types"] if each != "constexpr"]
         assert len(words) == len(types) + kernel.scratch
-        assert not any(words[len(types) :])
+        scratch = words[len(types) :]
+        if kernel.memory:  # for descriptors: at a multiple of 128 from where the arena begins, here a multiple of 64
+            assert scratch[0] > 0
+            assert scratch.pop(0) % 64 == 0
+        assert not any(scratch)
         assert all(words[place] % 16 == 0 for place in request["aligned"])
         arguments = [
             Address(word, DTYPES[each[1:]]) if each.startswith("*") else word

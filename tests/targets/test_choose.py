@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from types import ModuleType
+
 import pytest
 
 from ferrite.errors import FerriteWarning
@@ -38,5 +41,23 @@ def test_without_triton_everything_on_a_gpu_is_a_call(with_a_gpu, monkeypatch):
         with pytest.warns(FerriteWarning, match="nothing is compiled to kernels for the GPU"):
             assert buildable({"cpu": CPU, "cuda": CUDA}) == {"cpu": CPU}
         assert buildable({"cuda": CUDA}) == {}  # said once
+    finally:
+        choose.triton_is_here.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("version", "is_enough"), [("3.5.1", False), ("2.3.0+git1", False), ("3.6.0", True), ("3.10.0", True)]
+)
+def test_an_old_triton_is_as_none(with_a_gpu, monkeypatch, version, is_enough):
+    monkeypatch.setattr(choose, "triton_version", lambda: version)
+    monkeypatch.setitem(__import__("sys").modules, "triton", ModuleType("triton"))
+    choose.triton_is_here.cache_clear()
+    try:
+        if is_enough:
+            assert buildable({"cuda": CUDA}) == {"cuda": CUDA}
+        else:
+            with pytest.warns(FerriteWarning, match=f"Triton {re.escape(version)} is older than 3.6"):
+                assert buildable({"cpu": CPU, "cuda": CUDA}) == {"cpu": CPU}
+            assert buildable({"cuda": CUDA}) == {}  # said once
     finally:
         choose.triton_is_here.cache_clear()

@@ -47,6 +47,16 @@ def taken(function, times, **options):
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize(("rows", "count"), [(1, 1), (2, 0)])
+def test_where_factors_may_be_rounded_a_single_row_is_not(monkeypatch, rows, count):
+    monkeypatch.setattr("ferrite.capture.product_libraries.may_round_operands", lambda device: True)
+    with FakeTensorMode():
+        given = [torch.empty(*each, device="cuda:0") for each in ((rows, 48), (4096, 48))]
+        graph = make_fx(linear, tracing_mode="fake")(*given)
+    assert own_products.function(graph, PassContext(Options(own_products="always"))) == count
+
+
+@pytest.mark.quick
 def test_what_was_measured_decides():
     assert taken(linear, FASTER) == (1, [PROBLEM])
     assert taken(linear, SLOWER) == (0, [PROBLEM])

@@ -193,9 +193,19 @@ class _Attention:
         """An expression over a block of scores, of which these are the parameters."""
         scope = self.over(*self.score_axes)
         given = [Value(each, scope.dims) for each in params]
-        found = Evaluation(self.module, scope, given).value(value)
+        with self.quick_functions():
+            found = Evaluation(self.module, scope, given).value(value)
         text = found.at(2)
         return text if found.dims == scope.dims else f"tl.broadcast_to({text}, {scope.shape()})"
+
+    @contextmanager
+    def quick_functions(self) -> Iterator[None]:
+        """With factors of 16 bits, functions may be off by a millionth of their result: so a score below 1000 changes
+        its weight by less than a thousandth, which is rounded to 16 bits before it is multiplied."""
+        before = self.module.quick
+        self.module.quick = before or self.dtype in HALVES
+        yield
+        self.module.quick = before
 
     def allowed(self, asked: bool) -> str | None:
         """Where a score counts; None: everywhere. Rows beyond the end are never written."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ferrite.codegen.triton.grouped import programs_of, rows_of
 from ferrite.codegen.triton.helpers import functions
-from ferrite.codegen.triton.launch import ALIGNMENT, LaunchConfig
+from ferrite.codegen.triton.launch import ALIGNMENT, DESCRIPTORS, LaunchConfig
 from ferrite.codegen.triton.statements import NOTE, Printer
 from ferrite.errors import NotGenerated, Refusal
 from ferrite.ir import number, substitute
@@ -64,11 +64,13 @@ def written(kernel: Kernel, name: str, noted: bool = False) -> Written:
     module = printer.module
     blocks = tuple(module.blocks.values())
     launch = LaunchConfig(name, kernel.arguments, kernel.sizes, blocks, programs, module.checks, kernel.warps)
+    launch = replace(launch, descriptors=len(module.descriptors))
     arguments = [
         *(module.pointers[pointer.name] for pointer in kernel.pointers),
         *(module.atoms[size][0].text for size in kernel.sizes),
         *(["failure"] if module.checks else []),
         *(f"{block.name}: tl.constexpr" for block in blocks),
+        *([f"{DESCRIPTORS}: tl.constexpr"] if module.descriptors else []),
     ]
     if kernel.problems:
         rows, total = rows_of(kernel, programs), number(programs_of(kernel, programs))

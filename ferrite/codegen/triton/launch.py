@@ -14,6 +14,8 @@ from ferrite.ir.kernel import Pointer
 MAX_PROGRAMS = (1 << 31) - 1  # of one dimension of a grid
 FAILURE_WORDS = 4  # number of the check that failed, or 0; the value; the extent; how many failed
 ALIGNMENT = "ALIGNMENT"  # a constant of a grouped kernel: what the addresses of its table are multiples of, in bytes
+DESCRIPTORS = "DESCRIPTORS"  # a constant: whether blocks may be loaded by descriptors of what lies behind pointers
+DESCRIPTOR_BYTES = 128  # of memory for each that a program makes
 ELEMENTS_OF_A_WARP = 256
 MAX_WARPS = 8
 # How the source is compiled for CUDA: a product and a sum may be one instruction with one rounding, as in the kernels
@@ -80,6 +82,12 @@ class LaunchConfig:
     checks: tuple[Data, ...]
     fixed_warps: int = 0  # what the kernel says; 0: by the size of its blocks
     rows: tuple[tuple[int, ...], ...] = ()
+    descriptors: int = 0  # that a program makes
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a launch needs for descriptors."""
+        return self.descriptors * DESCRIPTOR_BYTES * int(evaluate(self.programs, {})) if self.descriptors else 0
 
     def values(self, sizes: Sequence[int] | None) -> dict[Atom, int]:
         """Sizes and blocks, once the sizes are known; without them, blocks that do for all sizes."""
@@ -90,7 +98,8 @@ class LaunchConfig:
 
     def constants(self, sizes: Sequence[int] | None) -> dict[str, int]:
         values = self.values(sizes)
-        return {block.name: values[block.symbol] for block in self.blocks}
+        found = {block.name: values[block.symbol] for block in self.blocks}
+        return {**found, DESCRIPTORS: 1} if self.descriptors else found
 
     def instances(self, sizes: Sequence[int]) -> int:
         count = int(evaluate(self.programs, self.values(sizes)))
@@ -103,8 +112,8 @@ class LaunchConfig:
         if self.fixed_warps:
             return self.fixed_warps
         elements = 1
-        for size in self.constants(sizes).values():
-            elements *= size
+        for name, size in self.constants(sizes).items():
+            elements *= size if name != DESCRIPTORS else 1
         return max(1, min(MAX_WARPS, power_of_two(elements) // ELEMENTS_OF_A_WARP))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ferrite.codegen.triton.helpers import HELPERS
-from ferrite.codegen.triton.launch import ALIGNMENT, Block
+from ferrite.codegen.triton.launch import ALIGNMENT, DESCRIPTORS, Block
 from ferrite.ir import Atom, Axis, Const, Data, Expr, Index, Number, Symbol
 from ferrite.ir.kernel import Loop
 
@@ -21,7 +21,18 @@ Dims = frozenset[int]
 Lines = list["str | Lines"]
 NO_DIMS: Dims = frozenset()
 EVICT_FIRST, EVICT_LAST = (f', eviction_policy="evict_{which}"' for which in ("first", "last"))
-RESERVED = {"triton", "tl", "libdevice", "failure", "pid", ALIGNMENT, *HELPERS, *dir(builtins), *keyword.kwlist}
+RESERVED = {
+    "triton",
+    "tl",
+    "libdevice",
+    "failure",
+    "pid",
+    ALIGNMENT,
+    DESCRIPTORS,
+    *HELPERS,
+    *dir(builtins),
+    *keyword.kwlist,
+}
 
 
 @dataclass(frozen=True)
@@ -160,6 +171,8 @@ class Module:
     last_readers: dict[str, Loop] = field(default_factory=dict)
     loops: list[Loop] = field(default_factory=list)
     filled: dict[str, tuple[Const, tuple[Mask, ...]]] = field(default_factory=dict)
+    describes: bool = False  # whether blocks are loaded by descriptors where that can be
+    descriptors: dict[str, str] = field(default_factory=dict)  # their names, by what makes them
 
     def eviction_of(self, buffer: str) -> str:
         """What a load says about what the cache should keep."""
@@ -187,6 +200,12 @@ class Module:
         name = self.fresh(wish)
         self.line(f"{name} = {text}")
         return name
+
+    def descriptor(self, text: str) -> str:
+        """A descriptor, which is made at the beginning of a program."""
+        if text not in self.descriptors:
+            self.descriptors[text] = self.fresh(f"d{len(self.descriptors)}")
+        return self.descriptors[text]
 
     def slot(self) -> Lines:
         """A place for lines that are known later."""

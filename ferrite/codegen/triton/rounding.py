@@ -11,8 +11,8 @@ from ferrite.ir.kernel import Accumulate, Attend, Kernel, Let, indices_in, value
 
 
 def all_are_rounded(kernel: Kernel) -> bool:
-    """Whether a kernel for a GPU writes floats of 16 bits, and no others. Scores of attention are exponents, though: a
-    small error of one is no small error of its weight."""
+    """Whether a kernel for a GPU writes floats of 16 bits, and no others. Attention's scores are exponents, though: who
+    prints them says what is exact enough there."""
     if any(isinstance(statement, Attend) for statement in walk(kernel.body)):
         return False
     written = [item.dtype for item in kernel.pointers if item.access != "read" and item.dtype.is_floating_point]

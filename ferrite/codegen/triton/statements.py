@@ -6,17 +6,20 @@ is no multiple. Loops in order are loops in the source.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from ferrite.codegen.triton.attention import print_attention
 from ferrite.codegen.triton.barriers import Barriers
+from ferrite.codegen.triton.descriptors import described
 from ferrite.codegen.triton.grid import MAX_BLOCK_ELEMENTS, Spread, block_limit, spread_loops
 from ferrite.codegen.triton.grouped import print_choice
 from ferrite.codegen.triton.indices import is_narrow, widened
-from ferrite.codegen.triton.launch import Block, power_of_two
-from ferrite.codegen.triton.module import EVICT_FIRST, BlockAxis, Mask, Module, Scope, Tile, Value
+from ferrite.codegen.triton.launch import DESCRIPTORS, Block, power_of_two
+from ferrite.codegen.triton.module import EVICT_FIRST, INDENT, BlockAxis, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import filled, type_name
 from ferrite.codegen.triton.products import BlockProduct, block_product, factor
 from ferrite.codegen.triton.rounding import all_are_rounded, exact_values
@@ -31,6 +34,7 @@ from ferrite.ir import (
     Expr,
     Index,
     Load,
+    Number,
     Symbol,
     arithmetic_type,
     cast,
@@ -86,6 +90,7 @@ class Printer:
         self.barriers = Barriers(kernel)
         self.types = {item.name: item.dtype for item in kernel.pointers}
         self.stated = kernel.warps > 0  # the kernel says what its blocks are
+        self.grouped = bool(kernel.problems)
         self.changing = {item.name for item in kernel.pointers if item.access == "both"}
 
     # --- the grid -----------------------------------------------------------------------------------------------------
@@ -110,25 +115,33 @@ class Printer:
         if ZERO in counts:
             module.line("pass")
             return ZERO
+        module.atoms[PROGRAM] = module.atoms.get(PROGRAM, (Value("pid"), False))
+        total = math.prod(counts, start=ONE)
+        if kernel.resident and isinstance(total, Number):
+            return self.resident_programs(min(kernel.resident, total.value), total.value, loops, blocks, counts, body)
         if loops and not kernel.problems:
             module.line("pid = tl.program_id(0)")
-            module.atoms[PROGRAM] = Value("pid"), False
-        scope = Scope()
-        places, programs = self.places(loops, counts)
-        for item, block, at in zip(loops, blocks, places, strict=True):
-            scope = self.spread(item, block, at, scope)
-        is_whole = None if kernel.problems or len(loops) != 1 else self.whole_block(loops[0], body, scope)
-        if is_whole is None:
-            self.block(body, scope)
-        else:
-            with module.indented(f"if {is_whole}:"):
-                self.block(body, replace(scope, masks=()))
-            self.barriers.clear()
-            with module.indented("else:"):
-                self.block(body, scope)
+        self.one_program(loops, blocks, counts, body)
         if not module.lines:
             module.line("pass")
-        return programs
+        return total
+
+    def one_program(
+        self, loops: list[Spread], blocks: list[Block | None], counts: list[Index], body: tuple[Statement, ...]
+    ) -> None:
+        scope = Scope()
+        places = self.places(loops, counts)
+        for item, block, at in zip(loops, blocks, places, strict=True):
+            scope = self.spread(item, block, at, scope)
+        is_whole = None if self.grouped or len(loops) != 1 else self.whole_block(loops[0], body, scope)
+        if is_whole is None:
+            self.block(body, scope)
+            return
+        with self.module.indented(f"if {is_whole}:"):
+            self.block(body, replace(scope, masks=()))
+        self.barriers.clear()
+        with self.module.indented("else:"):
+            self.block(body, scope)
 
     def whole_block(self, item: Spread, body: tuple[Statement, ...], scope: Scope) -> str | None:
         """Whether all lanes of a flat block count, as a condition: so it is in all programs but the last, and without a
@@ -146,8 +159,20 @@ class Printer:
         limit, _ = evaluation.index(extent)
         return f"{base} + {item.most} <= {limit.text}"
 
-    def places(self, loops: list[Spread], counts: list[Index]) -> tuple[list[Index], Index]:
-        """Which iteration or block of each loop a program has, and how many programs there are."""
+    def resident_programs(self, programs: int, total: int, *grid: Any) -> Index:
+        """Programs that go through all blocks, as far as there are programs for them."""
+        module = self.module
+        module.describes = True
+        made = module.slot()
+        with module.indented(f"for pid in tl.range(tl.program_id(0), {total}, {programs}, flatten=True):"):
+            self.one_program(*grid)
+        if module.descriptors:
+            made.append(f"{INDENT}if {DESCRIPTORS}:")
+            made += [f"{INDENT * 2}{name} = {text}" for text, name in module.descriptors.items()]
+        return number(programs)
+
+    def places(self, loops: list[Spread], counts: list[Index]) -> list[Index]:
+        """Which iteration or block of each loop a program has."""
         after: Index = ONE
         places: list[Index] = []
         for place, count in reversed(list(enumerate(counts))):
@@ -156,7 +181,7 @@ class Printer:
             after = after * count
         if self.stated and len(loops) > 1 and loops[-2].loop.kind == "vector" and loops[-2].loop.copies > 1:
             places[-2:] = self.neighbours(loops[-2].loop.copies, counts[-2], counts[-1], len(loops) == 2)
-        return places, after
+        return places
 
     def neighbours(self, high: int, rows: Index, columns: Index, is_all: bool) -> list[Index]:
         """The block of rows and that of columns, where programs go through so many blocks of rows for each of columns:
@@ -316,10 +341,10 @@ class Printer:
                 self.module.line("tl.debug_barrier()")
             of_rows, of_columns = (tuple(mask for mask in scope.masks if mask.bounds == dim) for dim in range(2))
             within = self.lanes(loop.axis, block, base, Scope((rows,), of_rows), whole)
-            left = factor(self.module, product.left, within, summed=1)
+            left = self.factor(product.left, within, summed=1)
             within = self.lanes(loop.axis, block, base, Scope(), whole)
             within = Scope((*within.axes, columns), (*within.masks, *of_columns))
-            right = factor(self.module, product.right, within, summed=0)
+            right = self.factor(product.right, within, summed=0)
             function = "multiply_add" if product.left.dtype in HALVES else "add_product"
             self.module.needs(function)
             (total,) = found.texts
@@ -330,6 +355,18 @@ class Printer:
             return
         with self.steps(loop, self.stop(loop.axis, scope)[0], block) as base:
             multiplied(base)
+
+    def factor(self, value: Expr, scope: Scope, summed: int) -> str:
+        """A block of a factor: by a descriptor, where there may be one, or by pointers."""
+        module, by = self.module, described(self.module, value, scope)
+        if by is None:
+            return factor(module, value, scope, summed)
+        name = module.fresh("factor")
+        with module.indented(f"if {DESCRIPTORS}:"):
+            module.line(f"{name} = {by.text}")
+        with module.indented("else:"):
+            module.line(f"{name} = {factor(module, value, scope, summed)}")
+        return name
 
     @contextmanager
     def iterations(self, head: str, loop: Loop) -> Iterator[None]:

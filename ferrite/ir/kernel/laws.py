@@ -20,6 +20,7 @@ K10  a tile has a largest size, known now; what is read or written is inside of 
 K11  a grouped kernel is for a GPU; every problem has a number for each size, within its bounds; no index is checked
 K12  attention stands in loops over its axes, and over its rows or keys, and keeps P17; its blocks on a GPU are powers
      of two that divide the sides of blocks in lists; all loops around say where its results go
+K13  a kernel whose programs are resident is for a GPU, and is not grouped
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ def verify_kernel(kernel: Kernel) -> Kernel:
     check.block(kernel.body)
     for problem in kernel.problems:
         check.problem(kernel, problem)
+    if kernel.resident and (kernel.resident < 0 or not kernel.warps or kernel.problems):
+        raise InvalidProgram("K13", f"{kernel.resident} programs cannot be resident")
     return kernel
 
 

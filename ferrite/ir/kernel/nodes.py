@@ -1,6 +1,6 @@
 """The kernel: how a piece of a program is computed. A tree of loops that code generators print, and change no more.
 
-    kernel    = Kernel(pointers, sizes, body, warps, problems)
+    kernel    = Kernel(pointers, sizes, body, warps, problems, resident)
     pointer   = Pointer(name, dtype, access)                     memory of the caller; access: read, write, both
     statement = Loop(axis, kind, body, lanes, copies)            for every value of an axis; kinds below
               | Scratch(name, dtype, sizes)                      memory of its own for every iteration around it
@@ -64,6 +64,9 @@ On a GPU (`warps` is not 0) the meaning is the same, and the loops say how progr
 A grouped kernel has `problems`: its body is done for each of them, in any order or at once. A problem has pointers of
 its own, and says what the sizes are: `arguments` are the pointers of the first problem, those of the second, and so on,
 and no sizes. What one problem writes, no other reads or writes.
+
+A kernel with `resident` programs has a grid of so many, each of which goes through blocks, one after the other: while
+one is stored, factors of the next are loaded. These it may load by descriptors.
 
 Kernels are values. `ferrite.ir.kernel.canonical` renames what is local by position, so that kernels that do the same
 are equal and are compiled once.
@@ -203,7 +206,8 @@ Statement = Loop | Scratch | Let | Accumulate | Update | Store | When | Prefetch
 @dataclass(frozen=True)
 class Kernel:
     """`origins` say where it comes from; they take no part in equality. `warps`: of one program on a GPU, 32 threads
-    each; lanes are blocks then. 0: for no GPU. `problems`: of a grouped kernel, the sizes of each."""
+    each; lanes are blocks then. 0: for no GPU. `problems`: of a grouped kernel, the sizes of each. `resident`: so many
+    programs are started, and each goes through blocks of the grid; 0: a program for each."""
 
     pointers: tuple[Pointer, ...]
     sizes: tuple[Symbol, ...]
@@ -211,6 +215,7 @@ class Kernel:
     origins: tuple[Origin, ...] = field(default=(NOWHERE,), compare=False)
     warps: int = 0
     problems: tuple[tuple[int, ...], ...] = ()
+    resident: int = 0
 
     @property
     def arguments(self) -> tuple[Pointer, ...]:

@@ -45,7 +45,7 @@ class KernelReader(AttentionReader):
     def kernel(self, function: ast.FunctionDef) -> Kernel:
         body, pointers = list(function.body), dict[str, Pointer]()
         names = [item.arg for item in function.args.args]
-        warps, problems = 0, list[tuple[int, ...]]()
+        warps, resident, problems = 0, 0, list[tuple[int, ...]]()
         while body:
             match body[0]:
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="symbol")) as call):
@@ -63,6 +63,8 @@ class KernelReader(AttentionReader):
                     pointers[name] = Pointer(name, self.dtype(parts["dtype"]), access, **hints)
                 case ast.Assign(targets=[ast.Name(id="warps")], value=ast.Constant() as count):
                     warps = self.literal(count, int, "a number")
+                case ast.Assign(targets=[ast.Name(id="resident")], value=ast.Constant() as count):
+                    resident = self.literal(count, int, "a number")
                 case ast.Assign(targets=[ast.Name(id="problems")], value=ast.List(elts=rows)):
                     problems = [tuple(self.literal(n, int, "a number") for n in self.items(row)) for row in rows]
                 case _:
@@ -71,7 +73,7 @@ class KernelReader(AttentionReader):
         if names != [*pointers, *self.symbols]:
             raise self.wrong(function, f"arguments {', '.join(names)}", ", ".join([*pointers, *self.symbols]))
         memory, sizes = tuple(pointers.values()), tuple(self.symbols.values())
-        return Kernel(memory, sizes, self.block(body), warps=warps, problems=tuple(problems))
+        return Kernel(memory, sizes, self.block(body), warps=warps, problems=tuple(problems), resident=resident)
 
     def block(self, body: list[ast.stmt]) -> Body:
         """The statements of a block; what they name ends with it."""

@@ -14,7 +14,8 @@
                 v2: f32 = sub(v1, a0)
                 p1[i0*s0 + i1] = v2
 
-A grouped kernel says behind `warps` what the sizes of its problems are: `problems = [[768], [3072]]`.
+A grouped kernel says behind `warps` what the sizes of its problems are: `problems = [[768], [3072]]`. One whose
+programs go through several blocks each says how many there are: `resident = 132`.
 
 The values before a statement are those it evaluates: the next statement has its own. `let` keeps one.
 """
@@ -77,6 +78,7 @@ def _lines(kernel: Kernel, numbers: Mapping[int, int] | None) -> list[str]:
         *(f"{item.name} = {pointer_text(item)}" for item in kernel.pointers),
         *([f"warps = {kernel.warps}"] if kernel.warps else []),
         *([f"problems = {list(map(list, kernel.problems))}"] if kernel.problems else []),
+        *([f"resident = {kernel.resident}"] if kernel.resident else []),
         *_Statements(kernel, names, numbers).block(kernel.body),
     ]
     return [*head, *(INDENT + line for line in body or ["pass"])]

@@ -65,7 +65,8 @@ def reason_against(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refus
         return Refusal("it is not on a GPU")
     if left.dtype not in (*HALVES, torch.float32) or fake_value(site.node).dtype != left.dtype:
         return Refusal("kernels of our own are there for products of float32, float16 and bfloat16")
-    if left.dtype is torch.float32 and product_libraries.may_round_operands("cuda"):
+    is_row = isinstance(left.shape[-2], int) and left.shape[-2] == 1  # of which every factor is read once anyway
+    if left.dtype is torch.float32 and not is_row and product_libraries.may_round_operands("cuda"):
         return Refusal("it may round its operands to fewer bits, which a library does faster")
     if left.layout is not torch.strided or right.layout is not torch.strided:
         return Refusal("an operand is sparse")

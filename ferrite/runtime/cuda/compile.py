@@ -28,9 +28,9 @@ _lock = threading.Lock()  # over Triton's settings, which are a process's
 
 def compiled(request: dict[str, Any]) -> dict[str, Any]:
     """`request`: the source, the name of its function, the types of all arguments in order ("constexpr" where it is one
-    of `constants`), places of pointers that are always multiples of 16 bytes, options, the capability, and how many
-    bytes a program can share. Gives the code, in base 64, and what a launch has to know; or `refusal`, where the GPU
-    has not enough of something."""
+    of `constants`), places of pointers that are always multiples of 16 bytes, options, the capability, how many bytes a
+    program can share, and how many it has for descriptors. Gives the code, in base 64, and what a launch has to know;
+    or `refusal`, where the GPU has not enough of something."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -47,8 +47,10 @@ def compiled(request: dict[str, Any]) -> dict[str, Any]:
         target = GPUTarget("cuda", request["capability"], 32)
         made = triton.compile(source, target=target, options=dict(request["options"]))
     metadata = made.metadata
-    if getattr(metadata, "global_scratch_size", 0) or getattr(metadata, "profile_scratch_size", 0):
+    if getattr(metadata, "global_scratch_size", 0) > request.get("memory", 0):
         return {"refusal": "its code asks for memory of its own"}
+    if getattr(metadata, "profile_scratch_size", 0):
+        return {"refusal": "its code asks for memory to write profiles to"}
     if metadata.shared > request["shared"]:
         return {"refusal": f"a program would share {metadata.shared} bytes; this GPU has {request['shared']}"}
     return {

@@ -25,7 +25,17 @@ import torch
 
 from ferrite.codegen import RefusedKernels
 from ferrite.codegen.llvm import Loaded, launches
-from ferrite.codegen.triton import ALIGNMENT, OPTIONS, LaunchConfig, fixed_launch, table_lengths, writer_source, written
+from ferrite.codegen.triton import (
+    ALIGNMENT,
+    DESCRIPTOR_BYTES,
+    DESCRIPTORS,
+    OPTIONS,
+    LaunchConfig,
+    fixed_launch,
+    table_lengths,
+    writer_source,
+    written,
+)
 from ferrite.errors import NotGenerated, Refusal
 from ferrite.ir import Axis, Load, Number, Product, Sum, Symbol, short
 from ferrite.ir.kernel import Kernel, Store, nodes_in, walk
@@ -61,8 +71,9 @@ class CudaKernel:
     """Code for one kind of GPU. Its arguments are so many `pointers`, so many `sizes`, the memory for failures where it
     `checks`, and `scratch` pointers that Triton adds, and that nothing uses. `programs`: how many instances run; None
     where the host program says that. `rows`: of a grouped kernel, whose one pointer is a table, what stands there
-    behind the addresses of each problem. `addresses`: how many there are in it. `request`: how to compile the same for
-    other pointers."""
+    behind the addresses of each problem. `addresses`: how many there are in it. `memory`: the first scratch pointer is
+    memory for descriptors, behind all other arguments of a call. `request`: how to compile the same for other
+    pointers."""
 
     entry: str
     threads: int
@@ -74,6 +85,7 @@ class CudaKernel:
     programs: int | None
     rows: Sequence[Sequence[int]]
     addresses: int
+    memory: bool
     request: dict[str, Any] = field(repr=False, hash=False)
     code: bytes = field(repr=False)
 
@@ -89,6 +101,8 @@ class CudaKernel:
         request = {**self.request, "aligned": kept}
         if self.rows:
             request["constants"] = {ALIGNMENT: 1}
+        elif self.memory and not sizes:  # a descriptor is there for memory that begins where it should
+            request["constants"] = {**self.request["constants"], DESCRIPTORS: 0}
         made = code_of([CudaUnit(name_of(request), request, facts_of(self))])
         return kernel_from(made[name_of(request)])
 
@@ -110,8 +124,8 @@ def unit_of(kernel: Kernel, processor: Processor) -> CudaUnit:
     types = [f"*{type_name(pointer.dtype)}" for pointer in launch.pointers]
     types += ["i32" if size.high is not None and size.high < NARROW else "i64" for size in launch.sizes]
     types += ["*i64"] if launch.checks else []
-    types += ["constexpr"] * len(launch.blocks)
     constants = launch.constants(None)
+    types += ["constexpr"] * len(constants)
     if launch.rows:
         types, constants = ["*i64", "constexpr"], {ALIGNMENT: triton_compiler.ALIGNED}
     options = {**OPTIONS, "num_warps": launch.warps(None)}
@@ -126,6 +140,8 @@ def unit_of(kernel: Kernel, processor: Processor) -> CudaUnit:
         "options": options,
         **asdict(processor),
     }
+    if launch.descriptors:
+        request["memory"] = launch.descriptors * DESCRIPTOR_BYTES
     if not launch.rows:
         even = even_strides(kernel)
         places = [len(launch.pointers) + place for place, size in enumerate(launch.sizes) if size in even]
@@ -154,11 +170,13 @@ def launch_facts(launch: LaunchConfig) -> dict[str, Any]:
         "programs": launch.programs.value if isinstance(launch.programs, Number) else None,
         "rows": launch.rows,
         "addresses": len(launch.pointers) if launch.rows else 0,
+        "memory": launch.descriptors > 0,
     }
 
 
 def facts_of(kernel: CudaKernel) -> dict[str, Any]:
-    return {name: getattr(kernel, name) for name in ("pointers", "sizes", "checks", "programs", "rows", "addresses")}
+    names = ("pointers", "sizes", "checks", "programs", "rows", "addresses", "memory")
+    return {name: getattr(kernel, name) for name in names}
 
 
 def name_of(request: dict[str, Any]) -> str:
@@ -290,7 +308,7 @@ def writer_of(words: int, processor: Processor) -> CudaUnit:
         "options": {**OPTIONS, "num_warps": 1},
         **asdict(processor),
     }
-    facts = {"pointers": 1, "sizes": words, "checks": False, "programs": 1, "rows": (), "addresses": 0}
+    facts = {"pointers": 1, "sizes": words, "checks": False, "programs": 1, "rows": (), "addresses": 0, "memory": False}
     return CudaUnit(name_of(request), request, facts)
 
 

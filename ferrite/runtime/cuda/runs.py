@@ -123,13 +123,16 @@ class CudaRun(Table):
         kernel, arguments = step.kernel, [word(argument, slots) for argument in step.given]
         strays = step.stray(lambda argument: word(argument, slots) % ALIGNED != 0)
         kernel, function = self.without(step, strays) if strays else (kernel, self.loaded(step))
-        arguments += [value for _slot, value in self.fixed(kernel)]
+        arguments += [word(each, slots) for each in self.fixed(step, kernel)]
         self.driver.launch(function, programs, kernel.threads, kernel.shared, stream, arguments)
 
-    def fixed(self, kernel: CudaKernel) -> list[tuple[int, int]]:
-        """Arguments behind those of the table, which are the same at every call."""
+    def fixed(self, step: PreparedLaunch, kernel: CudaKernel) -> list[tuple[int, int]]:
+        """Arguments behind those of the source: memory for failures, and for descriptors."""
         failure = [(IMMEDIATE, self.driver.failure(self.device))] if kernel.checks else []
-        return failure + [(IMMEDIATE, 0)] * kernel.scratch
+        scratch = [(IMMEDIATE, 0)] * kernel.scratch
+        if kernel.memory and scratch:
+            scratch[0] = step.call.arguments[kernel.pointers + kernel.sizes]
+        return failure + scratch
 
     def loaded(self, step: PreparedLaunch) -> Function:
         if step.function is None:
@@ -183,7 +186,7 @@ class CudaRun(Table):
                 step.programs,
                 step.kernel.threads,
                 step.kernel.shared,
-                [*step.given, *self.fixed(step.kernel)],
+                [*step.given, *self.fixed(step, step.kernel)],
                 nodes[place] if nodes else 0,
                 step.is_table,
             )

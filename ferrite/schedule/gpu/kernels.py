@@ -92,7 +92,8 @@ def product_kernel(
     parts = [made.nest(nest) for nest in nests]
     body = simplified(product_loops(product, parts, config))
     pointers = pointers_of(made, body)
-    kernel = Kernel(pointers, sizes_of(body), body, group.origins, config.warps)
+    resident = machine.multiprocessors if config.resident else 0
+    kernel = Kernel(pointers, sizes_of(body), body, group.origins, config.warps, resident=resident)
     return BuiltKernel(kernel, tuple(item.name for item in pointers))
 
 

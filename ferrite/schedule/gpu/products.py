@@ -137,8 +137,10 @@ def candidates(problem: ProductProblem, machine: GpuMachine) -> list[ProductConf
     for config in WIDE_CANDIDATES if problem.dtype == "f32" else CANDIDATES:
         if config.rows > 2 * max(problem.rows, MIN_BLOCK_SIDE) or config.columns > 2 * problem.columns:
             continue
+        if config.resident and (not machine.has_descriptors or 2 * config.programs(problem) < machine.multiprocessors):
+            continue
         found.append(config)
-        if config.programs(problem) < machine.multiprocessors:
+        if config.programs(problem) < machine.multiprocessors and not config.resident:
             found.append(with_pieces(config, problem, machine))
     fitting = dict.fromkeys(clipped(config, problem) for config in found)
     return [config for config in fitting if has_room(config, problem, machine)]
@@ -169,7 +171,8 @@ def likely_config(problem: ProductProblem, machine: GpuMachine) -> ProductConfig
         return blocks.some_rows
     if min(problem.rows, problem.columns) <= min(blocks.thin.rows, blocks.thin.columns):
         return with_pieces(clipped(blocks.thin, problem), problem, machine)
-    enough = [config for config in blocks.large if config.programs(problem) >= machine.multiprocessors]
+    possible = [config for config in blocks.large if machine.has_descriptors or not config.resident]
+    enough = [config for config in possible if config.programs(problem) >= machine.multiprocessors]
     return enough[0] if enough else with_pieces(blocks.large[-1], problem, machine)
 
 
