@@ -32,6 +32,18 @@ class MatrixProduct:
 
 
 @dataclass(frozen=True)
+class AttentionSizes:
+    """Of attention in float32. `matrices`: heads of all of a batch."""
+
+    matrices: int
+    rows: int
+    keys: int
+    width: int
+    is_causal: bool = False
+    has_mask: bool = False
+
+
+@dataclass(frozen=True)
 class BesideTorch:
     """A library beside which nothing was measured: everything is left to torch."""
 
@@ -43,6 +55,10 @@ class BesideTorch:
         """A matrix product whose factors lie along what is summed, with one of them copied so that it does not: so many
         elements for each matrix."""
         return Refusal("it is no product that the Arm Compute Library would take")
+
+    def attention(self, given: AttentionSizes) -> Refusal | None:
+        """Attention as a kernel."""
+        return Refusal("attention of our own is not measured beside torch's on this processor")
 
     def convolution(self, multiplications: int) -> Refusal | None:
         """A convolution of float32 as a kernel."""

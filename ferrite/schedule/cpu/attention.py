@@ -24,7 +24,7 @@ rows, never the keys of one: values do not depend on their number.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,15 +39,18 @@ from ferrite.ir import (
     Const,
     Expr,
     Index,
+    IndexValue,
     Load,
     Local,
     Number,
+    Op,
     Param,
     axis,
     cast,
     const,
     data,
     index_value,
+    maximum,
     minimum,
     number,
     op,
@@ -69,6 +72,7 @@ from ferrite.schedule.target import BuiltKernel
 
 F32, I64 = torch.float32, torch.int64
 TYPES = (F32, *HALVES)
+TileOf = Callable[[Index, Index], Body]  # of a row, and a key or column
 NOTHING, INFINITE, ZERO_F32, ONE_F32 = (const(value, F32) for value in (-math.inf, math.inf, 0.0, 1.0))
 LOG2_E = const(1.4426950408889634, F32)
 ALWAYS = const(True, torch.bool)
@@ -263,9 +267,26 @@ class RowBlocks:
     # --- through the keys ---------------------------------------------------------------------------------------------
 
     def through_keys(self) -> Body:
+        if (last := self.last_allowed) is not None:
+            below = minimum(last, self.one.keys.extent) // self.length * self.length
+            end = minimum(last + (self.width - 1), self.one.keys.extent)
+            sure = self.in_order(ZERO, below, "key_block", asked=False)
+            return (*sure, *self.in_order(below, end - below, "last_block", asked=True))
         if not self.one.lists:
             return self.in_order(ZERO, self.one.keys.extent, "key_block", asked=True)
         return tuple(each for number_, some in enumerate(self.one.key_blocks) for each in self.listed(some, number_))
+
+    @property
+    def last_allowed(self) -> Index | None:
+        """How many keys the first row of a block may have, where every row may have one more than the row before it,
+        and all keys before: where attention is causal. Blocks behind the last are not looked at."""
+        rows, allowed = self.one.rows, self.one.allowed
+        if self.one.lists or not isinstance(allowed, Op) or allowed.name != "ge":
+            return None
+        row, key = allowed.operands
+        if not isinstance(row, IndexValue) or not isinstance(key, IndexValue) or key.index is not self.one.keys:
+            return None
+        return self.begin + 1 if row.index is rows else None
 
     def in_order(self, begin: Index, count: Index, name: str, asked: bool) -> Body:
         """So many keys from a place on, block by block."""
@@ -311,10 +332,10 @@ class RowBlocks:
 
         def tile(row: Index, place: Index) -> Body:
             update = Update("product", (op("mul", at(QUERY, one.summed, row), rewrite_indices(key, {keys.each: place})),))
-            body = steps_of(one.summed, number(summed), (update,))
+            body = steps_of(one.summed, number(summed), summed, (update,))
             return (Accumulate((SUM,), body), Store(SCORES, (place, row), PRODUCT))
 
-        return self.in_tiles(keys.count, tile)
+        return self.in_tiles(keys.count, keys.most, tile)
 
     def scores(self, keys: Keys) -> Body:
         """Scores where there were products, minus infinity where they are not allowed; and what is greatest so far."""
@@ -358,12 +379,12 @@ class RowBlocks:
             column = rewrite_indices(value, {one.columns: place})
             update = Update("product", (op("mul", at(SCORES, keys.each, row), column),))
             before = op("mul", at(RESULT, place, row), at(SHRUNK, row))
-            body = steps_of(keys.each, keys.count, (update,))
+            body = steps_of(keys.each, keys.count, keys.most, (update,))
             return (Accumulate((SUM,), body), Store(RESULT, (place, row), op("add", before, PRODUCT)))
 
-        return self.in_tiles(one.columns.extent, tile)
+        return self.in_tiles(one.columns.extent, extent_of(one.columns), tile)
 
-    def in_tiles(self, count: Index, tile: object) -> Body:
+    def in_tiles(self, count: Index, most: int, tile: TileOf) -> Body:
         """Loops over tiles: so many places, and all rows. What is left of the places has tiles of one."""
         wide, high = self.tile
         strips = axis("strip", self.width // wide)
@@ -371,7 +392,7 @@ class RowBlocks:
         row = inside if strips.extent is ONE else strips * wide + inside
 
         def at_places(place: Index, extra: Sequence[Axis]) -> Body:
-            body: Body = tile(row, place)  # type: ignore[operator]
+            body: Body = tile(row, place)
             for each in extra:
                 body = (Loop(each, "vector", body, 1, extent_of(each)),)
             loop = Loop(inside, "vector", body, self.lanes, wide // self.lanes)
@@ -384,7 +405,8 @@ class RowBlocks:
             this = ZERO if tiles.extent is ONE else tiles
             found += nested(longer_than_one([tiles]), at_places(this * high + places, [places]), "serial")
         if rest.extent is not ZERO:
-            found += (Loop(rest, "serial", at_places(count // high * high + rest, [])),)
+            place = within(count // high * high + rest, most)
+            found += (Loop(rest, "serial", at_places(place, [])),)
         return found
 
 
@@ -394,8 +416,8 @@ PRODUCT = Local.intern("product", F32)
 SUM, MOST = State("sum", ("product",), (F32,)), State("amax", ("most",), (F32,))
 
 
-def steps_of(whole: Axis, count: Index, body: Body) -> Body:
-    """A loop in order over so many values of an axis, some of them written out."""
+def steps_of(whole: Axis, count: Index, most: int, body: Body) -> Body:
+    """A loop in order over so many values of an axis, `most` at most, some of them written out."""
     steps, step = axis("steps", count // STEPS_AT_ONCE), axis("step", STEPS_AT_ONCE)
     left = axis("left", count % STEPS_AT_ONCE)
     found: Body = ()
@@ -403,8 +425,14 @@ def steps_of(whole: Axis, count: Index, body: Body) -> Body:
         written = replaced(body, {whole: steps * STEPS_AT_ONCE + step})
         found += (Loop(steps, "serial", (Loop(step, "unrolled", written),)),)
     if left.extent is not ZERO:
-        found += (Loop(left, "serial", replaced(body, {whole: count // STEPS_AT_ONCE * STEPS_AT_ONCE + left})),)
+        place = within(count // STEPS_AT_ONCE * STEPS_AT_ONCE + left, most)
+        found += (Loop(left, "serial", replaced(body, {whole: place})),)
     return found
+
+
+def within(place: Index, most: int) -> Index:
+    """A place below `most` in a form that the laws see it in."""
+    return maximum(minimum(place, most - 1), 0)
 
 
 def equal(left: Expr, right: Expr) -> Expr:

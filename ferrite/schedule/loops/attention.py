@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from ferrite.ir import Expr, Load, load, nodes_of, rewrite_loads
+from dataclasses import replace
+
+from ferrite.ir import (
+    ONE,
+    Axis,
+    Expr,
+    Index,
+    Load,
+    Number,
+    axis,
+    load,
+    nodes_of,
+    number,
+    rewrite_indices,
+    rewrite_loads,
+)
 from ferrite.ir.kernel import Pointer
 from ferrite.ir.program import Attention, Destination
 from ferrite.schedule.fusion.accesses import BufferTable
+from ferrite.schedule.loops.axes import index_over
 
 
 def with_places(operation: Attention, buffer_table: BufferTable) -> Attention:
@@ -31,3 +47,22 @@ def pointers_of_attention(flat: Attention, buffer_table: BufferTable) -> tuple[P
     read = {each.buffer: each.dtype for each in nodes_of(*flat.values) if isinstance(each, Load)}
     pointers = [Pointer(name, dtype, "write") for name, dtype in written.items()]
     return (*pointers, *(Pointer(name, dtype, "read") for name, dtype in read.items()))
+
+
+def with_heads_as_rows(operation: Attention, most: int) -> Attention:
+    """Heads that share keys as rows of one head, where these are no more than are in a block together."""
+    group, rows = operation.group.extent, operation.rows.extent
+    if not isinstance(group, Number) or not isinstance(rows, Number) or group is ONE or operation.gradients is not None:
+        return operation
+    together = group.value * rows.value
+    if together > most or (operation.lists and rows.value > operation.block_sides[0]):
+        return operation
+    if any(operation.group in value.atoms for each in operation.lists for value in (each.count, each.place)):
+        return operation
+    row = axis(operation.rows.name, number(together))
+    new: dict[Axis, Index] = {operation.group: row // rows, operation.rows: row % rows}
+    found = operation.rebuilt(
+        lambda value: rewrite_indices(value, new),
+        destination=lambda old: Destination(old.buffer, tuple(index_over(at, new) for at in old.coordinates)),
+    )
+    return replace(found, group=axis(operation.group.name, ONE), rows=row)
