@@ -248,7 +248,12 @@ sdpa = F.scaled_dot_product_attention
 
 @pytest.mark.parametrize(
     "sizes",
-    [{}, {"rows": 1, "keys": 130}, {"rows": 3, "keys": 130, "heads": 4, "groups": 2, "batch": 2}, {"rows": 130, "keys": 6}],
+    [
+        {},
+        {"rows": 1, "keys": 130},
+        {"rows": 3, "keys": 130, "heads": 4, "groups": 2, "batch": 2},
+        {"rows": 130, "keys": 6},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -260,7 +265,9 @@ def test_attention_of_torch(sizes, is_causal):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_attention_of_torch_in_16_bits(dtype):
-    assert_one_kernel(lambda q, k, v: sdpa(q, k, v, is_causal=True), [each.to(dtype) for each in qkv(columns=24)], **OWN)
+    assert_one_kernel(
+        lambda q, k, v: sdpa(q, k, v, is_causal=True), [each.to(dtype) for each in qkv(columns=24)], **OWN
+    )
 
 
 def test_masks_of_torch():
@@ -298,7 +305,8 @@ def test_gradients_are_torchs():
 
 
 @pytest.mark.parametrize(
-    "options", [{"own_attention": "off"}, {**OWN, "numerics": "strict"}, {"own_attention": "auto", "executor": "interpreter"}]
+    "options",
+    [{"own_attention": "off"}, {**OWN, "numerics": "strict"}, {"own_attention": "auto", "executor": "interpreter"}],
 )
 def test_torch_keeps_its_kernel(options):
     reset()
