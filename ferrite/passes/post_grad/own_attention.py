@@ -1,6 +1,7 @@
 """Attention that is a kernel of our own, not torch's: blocked with running maxima.
 
-    _scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)   =>   attention(q, k, v, mask, ..)
+    _scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)[0]
+                                                                =>      attention(q, k, v, mask, causal, scale)[0]
 
 `torch.ops.ferrite.attention` is lowered to the operation that flex attention is, too. Where that was measured to pay is
 a field of the machine (`ferrite.machines.beside_torch`).

@@ -1,4 +1,4 @@
-"""Attention with rows side by side in vectors: a block of them goes through the keys block by block, with running maxima.
+"""Attention with rows side by side in vectors: a block of them goes through the keys, with running maxima.
 
     for b in parallel(2):
         for h in parallel(4):
@@ -60,7 +60,7 @@ from ferrite.machines import Machine
 from ferrite.schedule.cpu.products import extent_of
 from ferrite.schedule.cpu.tiled_sums import PRODUCTS_OF_AN_ADDITION, STEPS_AT_ONCE, longer_than_one
 from ferrite.schedule.cpu.vectors import shared, vector_loop
-from ferrite.schedule.fusion.accesses import likely, step_of
+from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.loops.axes import Body, index_over, nested, replaced
 
 F32, I64 = torch.float32, torch.int64
@@ -68,6 +68,7 @@ TileOf = Callable[[Index, Index], Body]  # of a row, and a key or column
 NOTHING, INFINITE, ZERO_F32, ONE_F32 = (const(value, F32) for value in (-math.inf, math.inf, 0.0, 1.0))
 LOG2_E = const(1.4426950408889634, F32)
 ALWAYS = const(True, torch.bool)
+SMALLER_BLOCKS = 1.05  # times as long take rows in blocks that share less
 # Tiles of scratch: the queries of a block, its scores and then weights, the sums of weighted values, and by row the
 # greatest score so far, the sum of weights, and by how much both sums become smaller with a block; keys and values that
 # are widened.
@@ -113,12 +114,22 @@ class RowBlocks:
 
     @cached_property
     def width(self) -> int:
-        """Rows of a block: whole vectors, which lists of blocks do not cut."""
-        width = self.machine.attention_rows
-        if self.one.lists:
-            return math.gcd(width, self.one.block_sides[0])
-        high, lanes = self.one.rows.extent.high, self.machine.lanes(F32)
-        return width if high is None else min(width, -(-max(high, 1) // lanes) * lanes)
+        """Rows of a block: whole vectors, which lists of blocks do not cut. Fewer where blocks would be few for threads
+        to share, or a good part of the last one empty. What a row is does not depend on it."""
+        one, most, lanes = self.one, self.machine.attention_rows, self.machine.lanes(F32)
+        if one.lists:
+            return math.gcd(most, one.block_sides[0])
+        rows = likely(one.rows.extent)
+        if one.rows.extent.high is not None and rows <= most // 2:
+            return -(-max(one.rows.extent.high, 1) // lanes) * lanes if one.rows.extent.high <= most else most
+
+        def cost(width: int) -> float:
+            blocks = -(-rows // width)
+            are_few = likely_points((*one.axes, one.group)) * blocks < self.machine.product_blocks
+            return blocks * width * (1.0 if width == most else SMALLER_BLOCKS) + (rows if are_few else 0)
+
+        widths = [most, most * 3 // 4, most // 2]
+        return min((each for each in widths if each % lanes == 0), key=cost, default=most)
 
     @cached_property
     def lanes(self) -> int:
