@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ferrite.capture import product_libraries
 from ferrite.errors import Refusal
 from ferrite.graph import HALVES, fake_value
 from ferrite.machines import AttentionSizes
@@ -54,11 +55,11 @@ def owned(site: Site) -> Any:
         return Refusal("it drops weights")
     is_causal, scale = site.arguments.get("is_causal", False), site.arguments.get("scale")
     query, key, _ = given
-    batch, heads, rows, width = query.shape
     if how == "auto":
         if site.options.executor != "native" or query.dtype is not torch.float32:
             return Refusal("attention of our own is measured for float32 only")
-        sizes = AttentionSizes(batch * heads, rows, key.shape[2], width, is_causal, mask is not None)
+        few_threads = product_libraries.has_few_threads()
+        sizes = AttentionSizes(query.shape[2], key.shape[2], query.shape[3], few_threads)
         if (refusal := beside_torch().attention(sizes)) is not None:
             return refusal
     operands = (site.arguments[name] for name in ("query", "key", "value"))
@@ -117,7 +118,7 @@ OWN_ATTENTION = NodeRule(
     ),
     near_misses=(
         Case("switched off", plain, normal(*QKV), {"own_attention": "off"}),
-        Case("tiny, where that decides", plain, normal(*QKV)),
+        Case("not asked for, in 16 bits", plain, normal(*QKV, dtype=torch.bfloat16)),
         Case("double precision", plain, normal(*QKV, dtype=torch.float64), ALWAYS),
         Case("wide heads", plain, normal(*WIDE), ALWAYS),
     ),

@@ -119,9 +119,9 @@ class RowBlocks:
         one, most, lanes = self.one, self.machine.attention_rows, self.machine.lanes(F32)
         if one.lists:
             return math.gcd(most, one.block_sides[0])
-        rows = likely(one.rows.extent)
-        if one.rows.extent.high is not None and rows <= most // 2:
-            return -(-max(one.rows.extent.high, 1) // lanes) * lanes if one.rows.extent.high <= most else most
+        rows, high = likely(one.rows.extent), one.rows.extent.high
+        if high is not None and high <= most // 2:
+            return -(-max(high, 1) // lanes) * lanes
 
         def cost(width: int) -> float:
             blocks = -(-rows // width)
