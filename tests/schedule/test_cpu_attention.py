@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.usefixtures("llvm_kernels"),
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:return_lse is deprecated"),
 ]
+slow = pytest.mark.slow
 CHECKED = {"check_bounds": True}
 SMALL = replace(MACHINE, attention_rows=8, attention_keys=8)  # so that a few rows and keys are several blocks
 
@@ -69,7 +70,7 @@ def assert_one_kernel(fn: Callable[..., Any], inputs: list[torch.Tensor], more: 
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("rows", [5, 16, 70, 128])
+@pytest.mark.parametrize("rows", [5, pytest.param(16, marks=slow), 70, pytest.param(128, marks=slow)])
 def test_keys_are_gone_through_block_by_block(rows):
     assert_one_kernel(flex_attention, qkv(rows=rows))
 
@@ -78,9 +79,9 @@ def test_keys_are_gone_through_block_by_block(rows):
     "sizes",
     [
         {"rows": 1, "keys": 1, "width": 1, "columns": 1},
-        {"rows": 64, "keys": 64, "width": 64, "columns": 64},
+        pytest.param({"rows": 64, "keys": 64, "width": 64, "columns": 64}, marks=slow),
         {"rows": 33, "keys": 67, "width": 7, "columns": 3},
-        {"rows": 17, "keys": 200, "width": 256, "columns": 5},
+        pytest.param({"rows": 17, "keys": 200, "width": 256, "columns": 5}, marks=slow),
         {"rows": 97, "keys": 2, "width": 33, "columns": 65, "batch": 3},
     ],
     ids=str,
@@ -110,7 +111,7 @@ def test_a_batch_shares_keys():
     assert_one_kernel(lambda q, k, v: flex_attention(q, k, v, block_mask=mask), inputs)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=slow)])
 def test_in_16_bits_sums_have_32(dtype):
     mask = blocks(CAUSAL, 70, 75)
 
@@ -150,7 +151,7 @@ def test_masks_with_blocks():
     assert_one_kernel(lambda q, k, v: flex_attention(q, k, v, block_mask=mask, scale=0.3), qkv())
 
 
-@pytest.mark.parametrize("side", [16, 48, 128])
+@pytest.mark.parametrize("side", [16, pytest.param(48, marks=slow), pytest.param(128, marks=slow)])
 def test_sides_of_blocks(side):
     mask = blocks(lambda b, h, m, n: (m >= n) & (m - n < 40), 200, 200, side=side)
     assert_one_kernel(lambda q, k, v: flex_attention(q, k, v, block_mask=mask, return_lse=True), qkv(200, 200))
@@ -256,14 +257,14 @@ sdpa = F.scaled_dot_product_attention
     ],
     ids=str,
 )
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("is_causal", [pytest.param(False, marks=slow), True])
 def test_attention_of_torch(sizes, is_causal):
     inputs = qkv(columns=24, **sizes)
     gqa = sizes.get("groups", 1) > 1
     assert_one_kernel(lambda q, k, v: sdpa(q, k, v, is_causal=is_causal, enable_gqa=gqa), inputs, **OWN)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=slow)])
 def test_attention_of_torch_in_16_bits(dtype):
     assert_one_kernel(
         lambda q, k, v: sdpa(q, k, v, is_causal=True), [each.to(dtype) for each in qkv(columns=24)], **OWN
@@ -335,7 +336,7 @@ def plan_of(fn: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Plan, Lowere
     with torch.no_grad():
         torch.compile(fn, backend=aot_autograd(fw_compiler=compile_graph), fullgraph=True)(*inputs)
     (found,) = made
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 @pytest.mark.parametrize("rows", [8, 5])

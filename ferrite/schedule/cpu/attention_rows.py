@@ -223,7 +223,7 @@ class RowBlocks:
         result, logarithm, greatest = one.destinations
         total, most = at(TOTAL, self.real), at(GREATEST, self.real)
         body: Body = ()
-        by_row: list[Store] = []
+        by_row: Body = ()
         if logarithm is not None:
             value = op("add", op("mul", most, LOG2_E), op("log2", total))
             value = op("where", equal(total, ZERO_F32), NOTHING, value, dtype=F32)
@@ -231,7 +231,7 @@ class RowBlocks:
         if greatest is not None:
             by_row += self.stored(greatest, op("mul", most, LOG2_E))
         if by_row:
-            body += (vector_loop(self.real, tuple(by_row), self.machine),)
+            body += (vector_loop(self.real, by_row, self.machine),)
         if result is None:
             return body
         divisor = op("where", equal(at(TOTAL, self.every), ZERO_F32), ONE_F32, at(TOTAL, self.every), dtype=F32)
