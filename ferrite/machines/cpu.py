@@ -78,7 +78,8 @@ class Machine:
     min_outer_blocks: int = 8  # blocks of rows, in all matrices of a batch, for threads to share these
     max_shared_panel_bytes: int = 1 << 25  # of a factor that is packed as a whole, for all threads
 
-    # --- attention: rows of a block, which share what they read of keys and values; keys that are gone through at once.
+    # --- attention: rows of a block, which share what they read of keys and values; keys that are gone through at once,
+    # which cut sums: the same on every machine.
     # Queries, scores and results of a block are three tiles of 16 KiB, for rows of 64 elements. Not tried.
     attention_rows: int = 64
     attention_keys: int = 64
