@@ -314,7 +314,7 @@ def compile_passed(
     while True:
         with compilation.stage("lower"):
             try:
-                lowered = lower_graph(graph, here, known_threads, attention_on(here))
+                lowered = lower_graph(graph, here, known_threads, attention_on(here, options))
             except NotLowered as refused:  # a number that Python alone computes, and it does so between operators
                 return compilation.left_in_eager(graph, before + passes, refused.refusal)
             if options.strict:

@@ -25,7 +25,14 @@ from ferrite.cache.identities import identity
 from ferrite.cache.joint_text import joint_text
 from ferrite.cache.key import Key, digest_of
 from ferrite.cache.store import DIGEST, Store
-from ferrite.capture import CapturedGraph, GraphKind, has_arm_compute_library, works_with_all_of_few_cores
+from ferrite.capture import (
+    CapturedGraph,
+    GraphKind,
+    has_arm_compute_library,
+    has_few_threads,
+    uses_mkl_with_wide_vectors,
+    works_with_all_of_few_cores,
+)
 from ferrite.errors import NotCached
 from ferrite.options import FIELDS, TYPES, Options, plain
 
@@ -175,6 +182,7 @@ def ambient() -> dict[str, str]:
         "precision": ", ".join(f"{name} {answered(ask)}" for name, ask in precision.items()),
         "libraries": f"cudnn {cudnn.enabled}, mkldnn {mkldnn.enabled}",
         "cores": str(has_arm_compute_library() and works_with_all_of_few_cores()),
+        "few threads": str(uses_mkl_with_wide_vectors() and has_few_threads()),
         "inference mode": str(torch.is_inference_mode_enabled()),
     }
 

@@ -9,7 +9,12 @@ from ferrite.capture.aot import CapturedGraph, GraphKind, Partition, capture, ma
 from ferrite.capture.as_data import Described
 from ferrite.capture.edits import Before, make
 from ferrite.capture.parameters import Parameter
-from ferrite.capture.product_libraries import has_arm_compute_library, works_with_all_of_few_cores
+from ferrite.capture.product_libraries import (
+    has_arm_compute_library,
+    has_few_threads,
+    uses_mkl_with_wide_vectors,
+    works_with_all_of_few_cores,
+)
 from ferrite.capture.python_numbers import as_python_hands_them_over
 from ferrite.capture.shared_inputs import where_inputs_lay
 from ferrite.capture.torch_api import check_torch_version, span
@@ -49,6 +54,7 @@ __all__ = [
     "functional_twin",
     "gradients_of_pointwise_weights_lie_as_images",
     "has_arm_compute_library",
+    "has_few_threads",
     "is_operator",
     "is_random",
     "is_view",
@@ -61,6 +67,7 @@ __all__ = [
     "register_fake",
     "schema",
     "span",
+    "uses_mkl_with_wide_vectors",
     "where_inputs_lay",
     "works_with_all_of_few_cores",
     "written_arguments",

@@ -12,6 +12,7 @@ known to be one); a target has the same machine, with what it asked the hardware
 
 from ferrite.machines.beside_torch import (
     UNMEASURED,
+    AttentionSizes,
     BesideArmComputeLibrary,
     BesideMkl,
     BesideTorch,
@@ -34,6 +35,7 @@ __all__ = [
     "AnyMachine",
     "AttentionBlocks",
     "AttentionMachine",
+    "AttentionSizes",
     "BesideArmComputeLibrary",
     "BesideMkl",
     "BesideTorch",

@@ -78,6 +78,12 @@ class Machine:
     min_outer_blocks: int = 8  # blocks of rows, in all matrices of a batch, for threads to share these
     max_shared_panel_bytes: int = 1 << 25  # of a factor that is packed as a whole, for all threads
 
+    # --- attention: rows of a block, which share what they read of keys and values; keys that are gone through at once,
+    # which cut sums: the same on every machine.
+    # Queries, scores and results of a block are three tiles of 16 KiB, for rows of 64 elements. Not tried.
+    attention_rows: int = 64
+    attention_keys: int = 64
+
     # --- additions to tables, row by row
     min_sorted_row_elements: int = 64  # sorting must be little beside adding a row; tried: 128 without 1.7, 64 1.1
     max_table_rows_per_source: int = 4  # where rows without a source need not be gone through otherwise
@@ -138,6 +144,12 @@ class Machine:
         if self.vector_bytes <= 16:
             return 4, self.registers // 8
         return (8, 3) if self.registers >= 32 else (4, 3)
+
+    @property
+    def attention_tile(self) -> tuple[int, int]:
+        """Vectors of rows, and keys or columns beside them, whose sums registers hold: an element of a key is used for
+        all the rows."""
+        return (4, 4) if self.registers >= 32 else (2, 4)
 
     @property
     def max_dot_rows(self) -> int:

@@ -344,6 +344,12 @@ class PostGrad:
         doc="What communication costs, a text file of `python -m ferrite comm-bench`, the same for every rank. "
         "Without, figures of usual links are assumed.",
     )
+    own_attention: Literal["off", "auto", "always"] = option(
+        "auto",
+        env="FERRITE_OWN_ATTENTION",
+        doc="Torch's attention on a CPU as a kernel of our own: never, where that was measured to be faster, or "
+        "wherever it can be. Flex attention is one in any case.",
+    )
     own_convolutions: Literal["off", "auto", "always"] = option(
         "auto",
         env="FERRITE_OWN_CONVOLUTIONS",

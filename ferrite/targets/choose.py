@@ -31,9 +31,15 @@ def targets_for(options: Options, devices: Collection[str] = ("cpu",)) -> Target
     return found if found and "cpu" not in devices else {"cpu": CPU, **found}
 
 
-def attention_on(targets: Targets) -> frozenset[str]:
-    """The types of devices on which attention with functions of the user is a kernel of our own."""
-    return frozenset(device for device, target in targets.items() if isinstance(target, CudaTarget))
+def attention_on(targets: Targets, options: Options) -> frozenset[str]:
+    """The types of devices on which attention with functions of the user is a kernel of our own. On a processor not
+    where every sum is to be rounded as torch's products round it."""
+    is_strict = options.numerics == "strict"
+    return frozenset(
+        device
+        for device, target in targets.items()
+        if isinstance(target, CudaTarget) or (target is CPU and not is_strict)
+    )
 
 
 def buildable(targets: Targets) -> Targets:

@@ -30,6 +30,12 @@ TRAINED_MASKS = {"t5": 2, "swin": 0}
 ROUNDING = {"detr"}
 
 
+@pytest.fixture(autouse=True)
+def torchs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of it are counted here."""
+    monkeypatch.setenv("FERRITE_OWN_ATTENTION", "off")
+
+
 def cases(names: Iterable[str], quickest: Collection[str]) -> list[Any]:
     slow = {name: [pytest.mark.slow] for name in names if name not in quickest}
     return [pytest.param(ARCHITECTURES[name], id=name, marks=slow.get(name, [])) for name in names]

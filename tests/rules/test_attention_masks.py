@@ -16,6 +16,13 @@ from ferrite.passes.pre_grad.value_bounds import ValueBounds
 from tests.compare import assert_same_as_eager, compiled_graphs, since
 from tests.torch_level import captured
 
+
+@pytest.fixture(autouse=True)
+def torchs_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of it are counted here."""
+    monkeypatch.setenv("FERRITE_OWN_ATTENTION", "off")
+
+
 FUSED = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
 

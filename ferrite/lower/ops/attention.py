@@ -7,6 +7,7 @@ Elsewhere it is matrix products, with the functions as elementwise loops between
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ from ferrite.lower.calls import flat
 from ferrite.lower.functions import element, outputs_of, results_of_function
 from ferrite.lower.loops import add_reduce
 from ferrite.lower.memory import wanted_strides
-from ferrite.lower.table import lowers
+from ferrite.lower.table import lowers, lowers_later
 from ferrite.lower.value import Box, Value, whole
 
 FORWARD, BACKWARD = (torch_api.higher_order(name) for name in ("flex_attention", "flex_attention_backward"))
@@ -253,6 +254,41 @@ def flex_attention(
         result if result is not None else ctx.fill(each[1], 0.0, each[3], query.device)
         for (_, result), each in zip(made, wanted, strict=True)
     ]
+
+
+@lowers_later("ferrite.attention.default")
+def attention(
+    ctx: Builder, query: Value, key: Value, value: Value, mask: Value | None, is_causal: bool, scale: float | None
+) -> Any:
+    """Torch's attention: a mask is added to scores, or says where they count."""
+    given = operands_of(ctx, query, key, value)
+    batch, _, _, row, keys = given.place
+    width = given.summed.extent
+    assert isinstance(width, Number)
+    factor = const(1 / math.sqrt(width.value) if scale is None else float(scale), torch.float32)
+    score: Expr = op("mul", Param.intern(0, torch.float32), factor)
+    allowed: Expr = const(True, torch.bool)
+    if is_causal:
+        allowed = op("ge", index_value(row), index_value(keys), dtype=torch.bool)
+    if mask is not None:
+        ctx.realise(mask.box)
+        places = (batch, given.head, row, keys)[4 - mask.rank :]
+        found = mask.at([ZERO if size is ONE else item for size, item in zip(mask.sizes, places, strict=True)])
+        if found.dtype is torch.bool:
+            allowed = found if not is_causal else op("logical_and", allowed, found, dtype=torch.bool)
+        else:
+            score = op("add", score, cast(found, torch.float32))
+    rows = (batch, given.head, row)
+    sizes = query.sizes[:3]
+    result, out = destination(ctx, 0, (*sizes, value.sizes[3]), (*rows, given.columns), query.dtype)
+    logarithm, lse = destination(ctx, 1, sizes, rows, torch.float32) if ctx.is_used(1) else (None, None)
+    around = (batch, given.place[1]), given.place[2], row, keys, given.summed, given.columns
+    operands = given.at_row(query, given.summed), given.at_key(key, given.summed), given.at_key(value, given.columns)
+    ctx.add(Attention(*around, *operands, score, allowed, (result, logarithm, None), origin=ctx.origin))
+    if lse is None:
+        return [out, ctx.fill(sizes, 0.0, torch.float32, query.device)]
+    natural = op("mul", ctx.elements(lse, sizes), const(1 / LOG2_E, torch.float32))
+    return [out, ctx.lazy(sizes, natural, query.device)]
 
 
 @lowers(*filter(None, [BACKWARD]), otherwise=torch_operators.eager_form)

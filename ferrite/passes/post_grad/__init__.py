@@ -41,6 +41,7 @@ from ferrite.passes.post_grad.higher_order import (
 )
 from ferrite.passes.post_grad.loops import decompose_map_to_while_loop, decompose_scan_to_while_loop
 from ferrite.passes.post_grad.order import eliminate_dead_code, reorder_for_locality
+from ferrite.passes.post_grad.own_attention import own_attention
 from ferrite.passes.post_grad.own_convolutions import own_convolutions
 from ferrite.passes.post_grad.own_products import own_products
 from ferrite.passes.post_grad.patterns import pass_patterns
@@ -78,6 +79,7 @@ __all__ = [
     "move_constructors_to_gpu",
     "note_random_order",
     "overlap_scheduling",
+    "own_attention",
     "own_convolutions",
     "own_products",
     "partitioned_scatter",
@@ -124,6 +126,7 @@ POST_GRAD = Pipeline(
         post_grad_fusions,
         b2b_gemm_pass,
         own_products,
+        own_attention,
         lay_out_products,
         fuse_ddp_communication,
         post_grad_custom_post_pass,

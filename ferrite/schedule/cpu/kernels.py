@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ferrite.ir.kernel import Kernel
+from ferrite.ir.program import Attention
 from ferrite.machines import Machine
+from ferrite.schedule.cpu.attention import attention_kernel
 from ferrite.schedule.cpu.prefetch import with_prefetches
 from ferrite.schedule.cpu.ranges import parted
 from ferrite.schedule.cpu.shapes import arranged
@@ -24,6 +26,8 @@ from ferrite.schedule.target import BuiltKernel
 
 def build(group: Group, inside: Iterable[str], buffer_table: BufferTable, machine: Machine) -> BuiltKernel:
     """The kernel of a group; `inside`: storages that nothing else accesses."""
+    if isinstance(group.members[0].operation, Attention):
+        return attention_kernel(group, buffer_table, machine)
     nests = nests_of(group, buffer_table)
     members = [member for nest in nests for member in nest.members]
     scatter = sorted_scatter_of(members, group.rows, machine) if len(members) == len(nests) else None

@@ -11,6 +11,7 @@
 - Images of convolutions have their channels side by side: see `ferrite.schedule.cpu.convolution_images`.
 - Buffers that loops alone access get the order of dimensions of the tensors beside them: see
   `ferrite.schedule.cpu.buffer_layouts`.
+- Heads that share keys are rows of one, where all of them are a block: see `ferrite.schedule.cpu.attention`.
 - What reads a matrix product of our own goes over its rows: see `ferrite.schedule.loops.product_readers`.
 - Products of torch are written into their part of a concatenation: see `ferrite.schedule.loops.out_products`.
 """
@@ -21,15 +22,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ferrite.ir import ZERO, Axis, Index, Number, axis, number, rewrite_indices
-from ferrite.ir.program import Compute, Destination, Operation, Program, Reduce
+from ferrite.ir.program import Attention, Compute, Destination, Operation, Program, Reduce
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.argmax_blocks import block_size, by_blocks
+from ferrite.schedule.cpu.attention import refused
 from ferrite.schedule.cpu.buffer_layouts import with_layouts
 from ferrite.schedule.cpu.concats import split_readers
 from ferrite.schedule.cpu.convolution_images import with_images
 from ferrite.schedule.cpu.convolutions import is_tiled
 from ferrite.schedule.cpu.products import is_product
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of, upper_estimate
+from ferrite.schedule.loops.attention import with_heads_as_rows
 from ferrite.schedule.loops.out_products import with_out_products
 from ferrite.schedule.loops.product_readers import with_whole_rows
 from ferrite.schedule.loops.reductions import (
@@ -60,6 +63,9 @@ class CpuPreparation(Preparation):
         super().__init__(program, "cpu", near_elements, machine.max_split_results, machine.min_split_elements)
 
     def rewritten(self, operation: Operation) -> Iterator[Operation]:
+        if isinstance(operation, Attention) and self.is_here(operation) and refused(operation) is None:
+            yield with_heads_as_rows(operation, self.machine.attention_rows)
+            return
         if isinstance(operation, Reduce) and operation.kind in EXTREME_OF and self.is_here(operation):
             across = self.across(operation)
             if (size := block_size(operation, across, self.machine)) is not None:

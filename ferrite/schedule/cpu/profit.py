@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ferrite.errors import Refusal
 from ferrite.ir import Axis
+from ferrite.ir.program import Attention
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.convolutions import reason_apart
 from ferrite.schedule.cpu.sorted_scatter import sorted_scatter_of
@@ -14,6 +15,8 @@ from ferrite.schedule.fusion.members import Member, against_the_grain, is_in_pie
 
 def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: Machine) -> Refusal | None:
     """Why the two together would run slower than one after the other."""
+    if any(isinstance(each.operation, Attention) for each in (group.members[0], member)):
+        return Refusal("attention is a kernel of its own")
     if (refusal := reason_apart(group, member, rows)) is not None:
         return refusal
     members = [*group.members, member]

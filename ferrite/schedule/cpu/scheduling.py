@@ -10,6 +10,7 @@ from ferrite.ir import Axis
 from ferrite.ir.program import Operation, Program
 from ferrite.machines import Machine
 from ferrite.pipeline import Fuel
+from ferrite.schedule.cpu import attention
 from ferrite.schedule.cpu.kernels import build
 from ferrite.schedule.cpu.parallel_regions import ParallelRegions
 from ferrite.schedule.cpu.prepare import prepare
@@ -37,7 +38,7 @@ class CpuScheduling:
         return None  # see `alike`
 
     def refuses(self, operation: Operation) -> Refusal | None:
-        return self.unsupported(operation)
+        return self.unsupported(operation) or attention.refused(operation)
 
     def prepared(self, program: Program) -> Program:
         return prepare(program, self.machine)

@@ -19,13 +19,14 @@ import torch
 
 from ferrite.errors import Refusal
 from ferrite.graph import HALVES
-from ferrite.ir import Expr, Load, Number, load, nodes_of, rewrite_loads
-from ferrite.ir.kernel import Attend, Kernel, Loop, Pointer
-from ferrite.ir.program import Attention, Destination, Operation, Program
+from ferrite.ir import Number
+from ferrite.ir.kernel import Attend, Kernel, Loop
+from ferrite.ir.program import Attention, Operation, Program
 from ferrite.machines import AttentionBlocks, GpuMachine
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.gpu.blocks import power_above
+from ferrite.schedule.loops.attention import pointers_of_attention, with_places
 from ferrite.schedule.loops.axes import Body, nested
 from ferrite.schedule.loops.frame import sizes_of
 from ferrite.schedule.target import BuiltKernel
@@ -76,29 +77,9 @@ def attention_kernel(group: Group, buffer_table: BufferTable, machine: GpuMachin
     *parallel, last = statement.outer
     body: Body = (Loop(last, "vector", (statement,), blocks.outer),)
     body = nested(parallel, body, "parallel")
-    written = {each.buffer: buffer_table.dtype(each.buffer) for each in flat.destinations if each is not None}
-    read = {each.buffer: each.dtype for each in nodes_of(*flat.values) if isinstance(each, Load)}
-    pointers = [Pointer(name, dtype, "write") for name, dtype in written.items()]
-    pointers += [Pointer(name, dtype, "read") for name, dtype in read.items()]
-    kernel = Kernel(tuple(pointers), sizes_of(body), body, group.origins, blocks.warps)
+    pointers = pointers_of_attention(flat, buffer_table)
+    kernel = Kernel(pointers, sizes_of(body), body, group.origins, blocks.warps)
     return BuiltKernel(kernel, tuple(each.name for each in pointers))
-
-
-def with_places(operation: Attention, buffer_table: BufferTable) -> Attention:
-    """With flat places in storages as coordinates."""
-
-    def value(old: Expr) -> Expr:
-        return rewrite_loads(old, placed)
-
-    def placed(old: Load) -> Load:
-        place = buffer_table.place(old.buffer, old.coordinates)
-        return load(buffer_table.buffers[old.buffer].storage, [place], old.dtype)
-
-    def destination(old: Destination) -> Destination:
-        place = buffer_table.place(old.buffer, old.coordinates)
-        return Destination(buffer_table.buffers[old.buffer].storage, (place,))
-
-    return operation.rebuilt(value, destination=destination)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

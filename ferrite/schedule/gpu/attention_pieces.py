@@ -13,7 +13,6 @@ from dataclasses import replace
 import torch
 
 from ferrite.ir import (
-    ONE,
     ZERO,
     Axis,
     Expr,
@@ -29,7 +28,6 @@ from ferrite.ir import (
     number,
     op,
     rewrite_indices,
-    substitute,
 )
 from ferrite.ir.program import Attention, BlockList, Compute, Destination, Operation, Reduce, Store
 from ferrite.machines import GpuMachine
@@ -39,27 +37,6 @@ from ferrite.schedule.gpu.attention import blocks_for
 F32 = torch.float32
 Part = Callable[[torch.dtype, tuple[Axis, ...]], Destination]  # memory for one number at every point
 TypeOf = Callable[[str], torch.dtype]
-
-
-def with_heads_as_rows(operation: Attention, machine: GpuMachine) -> Attention:
-    """Heads that share keys as rows of one head, where all of them are one block."""
-    group, rows = operation.group.extent, operation.rows.extent
-    if not isinstance(group, Number) or not isinstance(rows, Number) or group is ONE or operation.gradients is not None:
-        return operation
-    together = group.value * rows.value
-    if together > blocks_for(operation, machine).outer:
-        return operation
-    if operation.lists and rows.value > operation.block_sides[0]:
-        return operation
-    if any(operation.group in value.atoms for each in operation.lists for value in (each.count, each.place)):
-        return operation
-    row = axis(operation.rows.name, number(together))
-    new: dict[Axis, Index] = {operation.group: row // rows, operation.rows: row % rows}
-    found = operation.rebuilt(
-        lambda value: rewrite_indices(value, new),
-        destination=lambda old: Destination(old.buffer, tuple(substitute(at, new) for at in old.coordinates)),
-    )
-    return replace(found, group=axis(operation.group.name, ONE), rows=row)
 
 
 def pieces_of(operation: Attention, machine: GpuMachine) -> int:

@@ -56,13 +56,14 @@ from ferrite.ir.program import Attention, Buffer, Compute, Operation, Program, R
 from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.gpu import long_scans, sorts
-from ferrite.schedule.gpu.attention import refused, with_apart_gradients
-from ferrite.schedule.gpu.attention_pieces import pieces_of, with_heads_as_rows, with_shared_keys
+from ferrite.schedule.gpu.attention import blocks_for, refused, with_apart_gradients
+from ferrite.schedule.gpu.attention_pieces import pieces_of, with_shared_keys
 from ferrite.schedule.gpu.blocks import power_above, power_below, whole_elements
 from ferrite.schedule.gpu.complex_parts import with_complex_parts
 from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
+from ferrite.schedule.loops.attention import with_heads_as_rows
 from ferrite.schedule.loops.out_products import with_out_products
 from ferrite.schedule.loops.product_readers import with_whole_rows
 from ferrite.schedule.loops.reductions import (
@@ -112,7 +113,7 @@ class GpuPreparation(Preparation):
         if refused(operation) is not None:
             yield operation
             return
-        together = with_heads_as_rows(operation, self.machine)
+        together = with_heads_as_rows(operation, blocks_for(operation, self.machine).outer)
         pieces = pieces_of(together, self.machine)
         if pieces == 1:
             yield together
