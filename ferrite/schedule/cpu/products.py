@@ -24,7 +24,7 @@ from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, number, sum_pieces
 from ferrite.ir.kernel import Update
 from ferrite.ir.program import Operation, Reduce
 from ferrite.machines import Machine
-from ferrite.schedule.fusion.accesses import axes_in, step_of
+from ferrite.schedule.fusion.accesses import axes_in, likely, step_of
 from ferrite.schedule.loops.products import Product, factors_in, product_in
 
 TYPES = (torch.float32, torch.float64)
@@ -36,18 +36,18 @@ MAX_UNPACKED_COLUMNS = 128
 
 
 def product_of(operation: Operation) -> Product | None:
-    """The axes of an operation that is a matrix product, of sizes that are known."""
+    """The axes of an operation that is a matrix product. Rows, and how many matrices there are, may be known at run
+    time only."""
     product = product_in(operation)
     if product is None or not isinstance(operation, Reduce) or operation.values[0].dtype not in TYPES:
         return None
     if not all(isinstance(factor, Load) for factor in factors_in(operation) or ()):
         return None
     rows, columns, summed = product.rows, product.columns, product.summed
-    sizes = [item.extent for item in (*operation.axes, summed)]
-    if not all(isinstance(size, Number) for size in sizes):
+    if not all(isinstance(item.extent, Number) for item in (columns, summed)):
         return None
     if (
-        min(extent_of(rows), extent_of(columns)) < MIN_SIDE
+        min(likely(rows.extent), extent_of(columns)) < MIN_SIDE
         or not sum_pieces.MIN_SUMMED <= extent_of(summed) <= sum_pieces.MAX_SUMMED
     ):
         return None
@@ -65,6 +65,7 @@ def axes_of_load(load: Load) -> set[Axis]:
 
 
 def extent_of(item: Axis) -> int:
+    """Of an axis whose size is known."""
     assert isinstance(item.extent, Number)
     return item.extent.value
 
@@ -88,20 +89,22 @@ class Form:
 
 
 def form_of(product: Product, update: Update, machine: Machine) -> Form:
-    """Which form suits factors that lie like these."""
-    thin = min(extent_of(product.rows), extent_of(product.columns))
+    """Which form suits factors that lie like these: of as many rows as are likely, where that is not known. Then tiles
+    have no vectors of rows, as nobody knows how long these would be."""
+    rows = likely(product.rows.extent)
+    thin = min(rows, extent_of(product.columns))
     left, right = factors(product, update)
     if (panel := panel_columns(right, product.columns, machine)) is not None:
         is_read_often = extent_of(product.columns) > MAX_UNPACKED_COLUMNS and thin > MAX_DIRECT_SIDE
         return Form(product.columns, is_read_often or step_along(left, product.summed) is not ONE, panel=panel)
     is_row_by_row, *also = (step_along(item, product.summed) is ONE for item in (left, right))
     apart = [not collide(*pair, machine) for pair in ((left, product.rows), (right, product.columns))]
-    has_few = extent_of(product.rows) <= machine.max_dot_rows or extent_of(product.columns) <= MAX_DIRECT_SIDE
+    has_few = rows <= machine.max_dot_rows or extent_of(product.columns) <= MAX_DIRECT_SIDE
     if is_row_by_row and all((*also, *apart)) and has_few:
         return Form(product.summed)
     if thin <= MAX_DIRECT_SIDE:
         for factor, side in ((right, product.columns), (left, product.rows)):
-            if step_along(factor, side) is ONE and thin < extent_of(side):
+            if step_along(factor, side) is ONE and isinstance(side.extent, Number) and thin < extent_of(side):
                 return Form(side)
     is_read_often = extent_of(product.columns) > MAX_UNPACKED_COLUMNS
     return Form(product.columns, is_read_often or not (is_row_by_row and apart[0]), packs_right=True)
