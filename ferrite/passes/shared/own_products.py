@@ -15,7 +15,8 @@ from ferrite.capture import product_libraries, torch_api
 from ferrite.errors import Refusal
 from ferrite.ir import sum_pieces
 from ferrite.machines import MatrixProduct
-from ferrite.passes.shared.facts import beside_torch
+from ferrite.graph import fake_value
+from ferrite.passes.shared.facts import beside_torch, only_cast, transposed
 from ferrite.passes.shared.library import define
 from ferrite.rewrite import Site
 
@@ -78,6 +79,8 @@ def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor, in_pane
     decides."""
     if site.options.executor != "native" or left.dtype is not torch.float32:
         return Refusal("products of our own are measured for float32 only")
+    if site.arguments and is_stored_short(site.arguments[OPERANDS[site.node.target][1]]):
+        return None  # torch would make the long weight at each call, and read four times as much of it
     if all(user.target is aten.cat.default for user in site.node.users):
         return Refusal("torch writes it into its part of a concatenation")
     lie_along = all(torch_api.known_equal(step, 1) for step in (left.stride(-1), right.stride(-2)))
@@ -85,6 +88,16 @@ def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor, in_pane
     rows, (inner, columns) = torch_api.size_hint(left.shape[-2]), right.shape[-2:]
     given = MatrixProduct(rows, inner, columns, lie_along, in_panels, has_all_cores)
     return beside_torch().product(given)
+
+
+def is_stored_short(factor: Any) -> bool:
+    """Whether a factor is converted from a tensor of integers of 8 bits, as weights are that take little memory."""
+    if not isinstance(factor, torch.fx.Node):
+        return False
+    made = transposed(factor) or factor
+    stored = only_cast(made)
+    stored = stored if stored is None else transposed(stored) or stored
+    return stored is not None and fake_value(stored).dtype in (torch.int8, torch.uint8) and len(made.users) == 1
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from functools import cached_property
 
 import torch
 
-from ferrite.ir import ONE, ZERO, Axis, Index, Load, Number, axis, number, op, sum_pieces
+from ferrite.ir import ONE, ZERO, Axis, Expr, Index, Load, Number, axis, number, op, sum_pieces
 from ferrite.ir.kernel import Accumulate, Loop, LoopKind, Scratch, Store, Update
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.products import (
@@ -230,7 +230,7 @@ class Tiles(TiledSums):
     # --- packed factors -----------------------------------------------------------------------------------------------
 
     @cached_property
-    def factors(self) -> tuple[Load, Load]:
+    def factors(self) -> tuple[Expr, Expr]:
         return factors(self.product, self.update)
 
     @cached_property

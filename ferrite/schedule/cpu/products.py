@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, number, sum_pieces
+from ferrite.ir import ONE, Axis, Cast, Expr, Index, Load, Mod, Number, number, sum_pieces
 from ferrite.ir.kernel import Update
 from ferrite.ir.program import Operation, Reduce
 from ferrite.machines import Machine
@@ -41,7 +41,7 @@ def product_of(operation: Operation) -> Product | None:
     product = product_in(operation)
     if product is None or not isinstance(operation, Reduce) or operation.values[0].dtype not in TYPES:
         return None
-    if not all(isinstance(factor, Load) for factor in factors_in(operation) or ()):
+    if not all(is_read(factor) for factor in factors_in(operation) or ()):
         return None
     rows, columns, summed = product.rows, product.columns, product.summed
     if not all(isinstance(item.extent, Number) for item in (columns, summed)):
@@ -58,6 +58,18 @@ def product_of(operation: Operation) -> Product | None:
 
 def is_product(operation: Operation) -> bool:
     return product_of(operation) is not None
+
+
+def is_read(factor: Expr) -> bool:
+    """Whether a factor is an element in memory, or a shorter one that is converted where it is read."""
+    return isinstance(factor, Load) or (isinstance(factor, Cast) and isinstance(factor.arg, Load))
+
+
+def load_of(factor: Expr) -> Load:
+    """What is read of a factor."""
+    found = factor.arg if isinstance(factor, Cast) else factor
+    assert isinstance(found, Load)
+    return found
 
 
 def axes_of_load(load: Load) -> set[Axis]:
@@ -110,11 +122,11 @@ def form_of(product: Product, update: Update, machine: Machine) -> Form:
     return Form(product.columns, is_read_often or not (is_row_by_row and apart[0]), packs_right=True)
 
 
-def panel_columns(factor: Load, columns: Axis, machine: Machine) -> int | None:
+def panel_columns(factor: Expr, columns: Axis, machine: Machine) -> int | None:
     """How many columns a factor has side by side, where it lies in panels: in the order of its use. A factor that
     repeats after so many others does not."""
     width = machine.panel_columns(factor.dtype)
-    waiting = list(factor.coordinates)
+    waiting = list(load_of(factor).coordinates)
     while waiting:
         index = waiting.pop()
         if isinstance(index, Mod) and index.top is columns and index.bottom is number(width):
@@ -123,20 +135,18 @@ def panel_columns(factor: Load, columns: Axis, machine: Machine) -> int | None:
     return None
 
 
-def collide(factor: Load, side: Axis, machine: Machine) -> bool:
+def collide(factor: Expr, side: Axis, machine: Machine) -> bool:
     """Whether what is read of neighbouring rows, or columns, has one place in the cache."""
     step = step_along(factor, side)
-    return isinstance(step, Number) and step.value * factor.dtype.itemsize % machine.l1_way_bytes == 0
+    return isinstance(step, Number) and step.value * load_of(factor).dtype.itemsize % machine.l1_way_bytes == 0
 
 
-def factors(product: Product, update: Update) -> tuple[Load, Load]:
+def factors(product: Product, update: Update) -> tuple[Expr, Expr]:
     """The factor that has the rows, and the one that has the columns."""
     (value,) = update.values
     one, other = value.args
-    assert isinstance(one, Load)
-    assert isinstance(other, Load)
-    return (one, other) if product.rows in axes_of_load(one) else (other, one)
+    return (one, other) if product.rows in axes_of_load(load_of(one)) else (other, one)
 
 
-def step_along(load: Load, item: Axis) -> Index | None:
-    return step_of(load.coordinates[0], item)
+def step_along(factor: Expr, item: Axis) -> Index | None:
+    return step_of(load_of(factor).coordinates[0], item)
