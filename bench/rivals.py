@@ -5,7 +5,7 @@
 
 In one process, turn by turn, with the same number of threads. `pip install ferrite[rivals]` brings ONNX Runtime and
 OpenVINO; each is left out where it is not there, and so is a model that it does not take, with the reason in its place.
-Both get the model as torch exports it, with the batch as its size. What differs from eager by more than a thousandth of
+ONNX Runtime gets the model as torch exports it; OpenVINO reads torch's own graph where it can. What differs from eager by more than a thousandth of
 the largest number is called wrong, and not timed. Figures: times eager, above 1 is faster; `frozen to not` tells what
 freezing gains.
 """
@@ -33,6 +33,7 @@ FROZEN, ONNX_RUNTIME, OPENVINO = "frozen", "onnxruntime", "openvino"
 NEEDS = {ONNX_RUNTIME: ("onnxruntime", "onnx", "onnxscript"), OPENVINO: ("openvino",)}
 COLUMNS = (EAGER, OURS, FROZEN, *NEEDS)
 TOLERANCE = 1e-3  # of the largest number: other libraries promise less than torch's own compilers
+TURN = 0.05  # seconds: each library has threads of its own, which are asleep when its turn begins
 Call = Callable[[], torch.Tensor]
 
 
@@ -62,28 +63,51 @@ def advice(name: str) -> str:
 def in_onnx_runtime(module: torch.nn.Module, tensors: Sequence[torch.Tensor], threads: int) -> Call:
     import onnxruntime  # type: ignore[import-not-found, unused-ignore]
 
-    names = [f"x{place}" for place in range(len(tensors))]
+    names = names_of(tensors)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # threads leave the cores to the next turn
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        torch.onnx.export(module, tuple(tensors), str(path), input_names=names, dynamo=True, verbose=False)
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        path = exported(module, tensors, folder, names)
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     taken = [each.name for each in session.get_inputs()]  # what a model does not need, an exporter leaves out
     feed = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True) if name in taken}
     return lambda: torch.from_numpy(session.run(None, feed)[0])
 
 
+def exported(module: torch.nn.Module, tensors: Sequence[torch.Tensor], folder: str, names: Sequence[str]) -> str:
+    """The path of a model as ONNX."""
+    path = str(Path(folder) / "model.onnx")
+    torch.onnx.export(module, tuple(tensors), path, input_names=list(names), dynamo=True, verbose=False)
+    return path
+
+
 def in_openvino(module: torch.nn.Module, tensors: Sequence[torch.Tensor], threads: int) -> Call:
     import openvino  # type: ignore[import-not-found, unused-ignore]
 
-    sizes = [list(tensor.shape) for tensor in tensors]
-    with torch.no_grad():
-        converted = openvino.convert_model(module, example_input=tuple(tensors), input=sizes)
     settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-    request = openvino.Core().compile_model(converted, "CPU", settings).create_infer_request()
-    given = [tensor.numpy() for tensor in tensors]
+    sizes = [list(tensor.shape) for tensor in tensors]
+    given: Any = [tensor.numpy() for tensor in tensors]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with torch.no_grad():
+                converted = openvino.convert_model(module, example_input=tuple(tensors), input=sizes)
+        except Exception:  # an operator that it does not know: it may know what that is exported as
+            if missing(ONNX_RUNTIME):
+                raise
+            converted = openvino.Core().read_model(exported(module, tensors, folder, names_of(tensors)))
+            given = {name: each for name, each in zip(names_of(tensors), given, strict=True) if has(converted, name)}
+        request = openvino.Core().compile_model(converted, "CPU", settings).create_infer_request()
     return lambda: torch.from_numpy(request.infer(given, share_inputs=True, share_outputs=True)[0])
+
+
+def has(converted: Any, name: str) -> bool:
+    """Whether a model still takes an input: what it does not need, an exporter leaves out."""
+    return any(name in each.get_names() for each in converted.inputs)
+
+
+def names_of(tensors: Sequence[torch.Tensor]) -> list[str]:
+    return [f"x{place}" for place in range(len(tensors))]
 
 
 def in_torch(call: Callable[..., torch.Tensor], tensors: Sequence[torch.Tensor]) -> Call:
@@ -141,7 +165,7 @@ def measured(
             calls[name] = call
         else:
             problems[name] = problem
-    return interleaved(calls, rounds), problems
+    return interleaved(calls, rounds, TURN), problems
 
 
 def cells(seconds: Mapping[str, list[float]], problems: Mapping[str, str], columns: Sequence[str]) -> list[str]:

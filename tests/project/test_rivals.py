@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import rivals
+from bench import decoding, rivals
 from bench.zoo import Model
 
 
@@ -74,3 +74,19 @@ def test_without_any_of_them_frozen_is_beside_not_frozen(without_rivals, monkeyp
     (row,) = {line for line in text.splitlines() if line.startswith("| small")}
     assert "wrong" not in row
     assert "Frozen, beside not frozen" in text
+
+
+def test_decoding_is_compared_before_it_is_timed(capsys):
+    threads = torch.get_num_threads()
+    small = ["--layers", "1", "--hidden", "256", "--tokens", "2", "--length", "8", "--rounds", "1", "--no-inductor"]
+    try:
+        decoding.main(["--threads", "1", *small])
+    finally:
+        torch.set_num_threads(threads)
+    rows = [
+        line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith(("| float32", "| int8"))
+    ]
+    assert [(row[1].strip(), row[2].strip()) for row in rows] == [
+        (kind, name) for kind in ("float32", "int8") for name in ("eager", "ferrite", "frozen")
+    ]
+    assert all(float(cell) > 0 for row in rows for cell in row[3:6])

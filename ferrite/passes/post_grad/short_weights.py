@@ -1,9 +1,9 @@
 """Weights that are stored as integers of 8 bits with a scale for each column, on a CPU: the scale goes behind the
 product, and the weight is converted where the product reads it.
 
-    mm(x, to_f32(w) * s)                    =>      product(x, to_f32(w)) * s               s: one number for each column
-    mm(x, (to_f32(w) * s).t())              =>      product(x, to_f32(w).t()) * s.t()
-    _weight_int8pack_mm(x, w, s)            =>      product(x, to_f32(w).t()) * s
+    mm(x, to_f32(w) * s)                =>      product(x, to_f32(w)) * s           s: one number for each column
+    mm(x, (to_f32(w) * s).t())          =>      product(x, to_f32(w).t()) * s.t()
+    _weight_int8pack_mm(x, w, s)        =>      product(x, to_f32(w).t()) * s
 
 Then a quarter of the bytes are read, and the long weight is never in memory. A sum is scaled once where each of its
 terms was: it is rounded otherwise, and no worse. A product with the scale behind it already is `own_product`'s.

@@ -13,9 +13,9 @@ import torch
 
 from ferrite.capture import product_libraries, torch_api
 from ferrite.errors import Refusal
+from ferrite.graph import fake_value
 from ferrite.ir import sum_pieces
 from ferrite.machines import MatrixProduct
-from ferrite.graph import fake_value
 from ferrite.passes.shared.facts import beside_torch, only_cast, transposed
 from ferrite.passes.shared.library import define
 from ferrite.rewrite import Site

@@ -16,7 +16,6 @@ from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, Number, axis, const,
 from ferrite.ir.kernel import Let, Loop, Scratch, State, Store, Update, When, nodes_in
 from ferrite.ir.program import Mode
 from ferrite.machines import Machine
-from ferrite.schedule.cpu.products import extent_of
 from ferrite.schedule.cpu.vectors import vector_loop
 from ferrite.schedule.fusion.accesses import step_of
 from ferrite.schedule.loops.axes import Body, indices_at, nested, replaced
@@ -107,7 +106,10 @@ class Side:
             return
         size = 1 << (self.tile - 1).bit_length() - 1
         while size >= 1:
-            inside, is_there = axis(f"{self.name}_in_{size}", size), axis(f"{self.name}_{size}", rest % (2 * size) // size)
+            inside, is_there = (
+                axis(f"{self.name}_in_{size}", size),
+                axis(f"{self.name}_{size}", rest % (2 * size) // size),
+            )
             first = rest // (2 * size) * (2 * size)
             place = in_block * self.tile + first + inside
             yield Part(inside, place, self.begin + place, in_block, whole, (is_there,), only_in, first)
