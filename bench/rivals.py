@@ -5,9 +5,9 @@
 
 In one process, turn by turn, with the same number of threads. `pip install ferrite[rivals]` brings ONNX Runtime and
 OpenVINO; each is left out where it is not there, and so is a model that it does not take, with the reason in its place.
-ONNX Runtime gets the model as torch exports it; OpenVINO reads torch's own graph where it can. What differs from eager by more than a thousandth of
-the largest number is called wrong, and not timed. Figures: times eager, above 1 is faster; `frozen to not` tells what
-freezing gains.
+ONNX Runtime gets the model as torch exports it; OpenVINO reads torch's own graph where it can. What differs from eager
+by more than a thousandth of the largest number is called wrong, and not timed. Figures: times eager, above 1 is faster;
+`frozen to not` tells what freezing gains.
 """
 
 from __future__ import annotations
