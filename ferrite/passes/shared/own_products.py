@@ -60,7 +60,7 @@ def reason_against(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refus
     if left.layout is not torch.strided or right.layout is not torch.strided:
         return Refusal("an operand is sparse")
     inner, columns = right.shape[-2:]
-    if not isinstance(inner, int) or not isinstance(columns, int):
+    if not all(isinstance(size, int) for size in (inner, columns)):
         return Refusal("its columns, or how long its sums are, are known at run time only")
     if any(isinstance(size, int) and size == 0 for size in (*left.shape, columns)):
         return Refusal("it has no elements, or sums of none")
