@@ -322,7 +322,8 @@ class PostGrad:
         env="FERRITE_OWN_PRODUCTS",
         doc="Matrix products as kernels of our own, which hold what follows them as well, and not as calls of torch's: "
         "never, where that was measured to be as fast or faster (on Arm, beside MKL for single rows and for a few rows "
-        "of frozen weights, on an H200 for a few rows; and see `tuning`), or wherever they can be.",
+        "of frozen weights, with weights of 8 bits on any CPU, on an H200 for a few rows; and see `tuning`), or "
+        "wherever they can be.",
     )
     tuning: Path | None = option(
         None,

@@ -14,9 +14,10 @@ from ferrite.codegen.llvm.function import Function
 from ferrite.ir.kernel import Accumulate, Kernel, Scratch, walk
 from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.parse import parse_kernel
+from ferrite.ir.program.parse import parse as parse_program
 from ferrite.machines import Machine
-from tests.compare import assert_same_as_eager, compile_strict, reset
-from tests.schedule.plans import MACHINE, loops, plan_of
+from tests.compare import assert_no_farther, assert_same_as_eager, compile_strict, compiled_graphs, reset
+from tests.schedule.plans import MACHINE, loops, make, plan_of
 
 quick = pytest.mark.quick
 OWN = {"own_products": "always", "check_bounds": True}
@@ -289,3 +290,125 @@ def test_torch_keeps_its_kernel():
     assert called(torch.mm, *inputs, own_products="off")
     assert called(torch.mm, *inputs, numerics="strict")
     assert called(torch.mm, *(item.bfloat16() for item in inputs))
+
+
+# --- rows that are known at run time ----------------------------------------------------------------------------------
+
+COUNTS = (5, 2, 3, 7, 8, 9, 131, 300)  # all that a last tile can have, several tiles, and several blocks
+
+
+def of_any_size(fn, maker, counts=COUNTS, dims=(0,), **options):
+    """The results for each count, of one graph; `maker`: inputs, of which the last ones have the rows."""
+    reset()
+    compiled, found = compile_strict(fn, options={**OWN, **options}), {}
+    for count in counts:
+        inputs = maker(count)
+        for item in inputs:
+            for dim in dims:
+                torch._dynamo.maybe_mark_dynamic(item, dim)
+        with torch.no_grad():
+            found[count] = compiled(*inputs), fn(*inputs), inputs
+    assert compiled_graphs() == 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("inner", "columns", "across"),
+    [(48, 20, False), (48, 130, True), (1024, 70, False), (1536, 200, True)],
+    ids=["short", "packed", "in pieces", "packed, in pieces"],
+)
+@pytest.mark.parametrize("first", [5, 300], ids=["few at first", "many at first"])
+def test_one_kernel_for_any_rows(inner, columns, across, first):
+    weight = torch.randn(columns, inner)
+    if across:
+        weight = weight.T.contiguous().T
+    made = of_any_size(lambda x: F.linear(x, weight), lambda count: [torch.randn(count, inner)], (first, *COUNTS))
+    for ours, eager, (x,) in made.values():
+        assert_no_farther(ours, eager, x.double() @ weight.double().T, "result")
+    (kernel,) = ferrite.last_compile().kernels
+    assert kernel.operators == ("product_default",)
+
+
+def test_a_row_is_the_same_among_any_others():
+    """Whatever the tile that it falls in, and the rows beside it."""
+    x, weight = torch.randn(300, 1536), torch.randn(90, 1536)
+    made = of_any_size(lambda x: F.linear(x, weight).relu(), lambda count: [x[:count].clone()])
+    for count in COUNTS:
+        assert torch.equal(made[count][0], made[300][0][:count])
+
+
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)], ids=["batch", "sequence", "both"])
+def test_a_layer_of_any_size_is_one_kernel(dims):
+    weight, bias = torch.randn(40, 48), torch.randn(40)
+
+    def inputs(count):
+        batch = [count if dim in dims else 3 for dim in (0, 1)]
+        return [torch.randn(*batch, 48), torch.randn(*batch, 40)]
+
+    made = of_any_size(lambda x, r: layer(x, weight, bias, r), inputs, (5, 2, 4, 11), dims)
+    assert len(ferrite.last_compile().kernels) == 1
+    for ours, eager, (x, r) in made.values():
+        assert_no_farther(ours, eager, layer(x.double(), weight.double(), bias.double(), r.double()), "result")
+
+
+def test_a_batch_of_any_size():
+    made = of_any_size(torch.bmm, lambda count: [torch.randn(count, 9, 48), torch.randn(count, 48, 33)])
+    for ours, eager, (a, b) in made.values():
+        assert_no_farther(ours, eager, torch.bmm(a.double(), b.double()), "result")
+    assert ferrite.last_compile().kernels
+
+
+@pytest.mark.parametrize("dim", [0, 1], ids=["sums", "columns"])
+def test_of_unknown_columns_and_sums_torch_keeps_its_kernel(dim):
+    reset()
+    compiled = compile_strict(torch.mm, options=OWN)
+    for count in (33, 40):
+        y = torch.randn((count, 20) if dim == 0 else (48, count))
+        x = torch.randn(20, len(y))
+        torch._dynamo.maybe_mark_dynamic(y, dim)
+        if dim == 0:
+            torch._dynamo.maybe_mark_dynamic(x, 1)
+        torch.testing.assert_close(compiled(x, y), x @ y)
+    assert compiled_graphs() == 1
+    assert not ferrite.last_compile().kernels
+
+
+OF_ANY_ROWS = """
+def f(s0, x, w):
+    s0 = symbol(2, None, 12)
+    x = input(f32, [s0, 16], strides={x})
+    w = input(f32, [20, 16], strides={w})
+    y = owned(f32, [s0, 20], strides=[20, 1])
+    with reduce('sum', axes(i0=s0, i1=20), over(r0=16)):
+        v0: f32 = x[i0, r0]
+        v1: f32 = w[i1, r0]
+        v2: f32 = mul(v0, v1)
+        y[i0, i1] = reduced(v2)
+    return y
+"""
+
+
+@quick
+@pytest.mark.parametrize("strides", [("[16, 1]", "[16, 1]"), ("[16, 1]", "[1, 20]")], ids=["dots", "packed"])
+@pytest.mark.parametrize("machine", [MACHINE, Machine(vector_bytes=64)], ids=["neon", "avx512"])
+def test_the_interpreter_computes_any_rows(machine, strides):
+    program = parse_program(OF_ANY_ROWS.format(x=strides[0], w=strides[1]).strip())
+    (launch,) = make(program, machine=machine).launches
+    assert parse_kernel(str(launch.kernel)) == launch.kernel
+    for rows in (1, 2, 3, 7, 8, 9, 12, 30, 133):
+        y, x, w = torch.full([rows * 20], float("nan")), torch.randn(rows, 16), torch.randn(20, 16)
+        memory = {"x": x.flatten(), "w": (w if strides[1] == "[16, 1]" else w.T.contiguous()).flatten(), "y": y}
+        run_kernel(launch.kernel, [memory[name] for name in launch.arguments], [rows])
+        torch.testing.assert_close(y.view(rows, 20), x @ w.T)
+
+
+def test_a_left_factor_that_is_too_large_to_be_packed_as_a_whole():
+    """Each block packs its part, and the right factor is packed for all."""
+    machine = Machine(max_shared_panel_bytes=1 << 14)
+    kernel = kernel_of(summed_across, 300, 64, 40, machine)
+    before, blocks = loops(kernel, "parallel")
+    assert [any(isinstance(item, Scratch) for item in walk(loop.body)) for loop in (before, blocks)] == [False, True]
+    assert sum(isinstance(item, Scratch) for item in walk(kernel.body)) == 2
+    memory = [torch.full([300 * 40], float("nan")), torch.randn(64 * 300), torch.randn(64 * 40)]
+    run_kernel(kernel, memory)
+    torch.testing.assert_close(memory[0].view(300, 40), memory[1].view(64, 300).T @ memory[2].view(64, 40))

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import on_real_tensors
+from ferrite.capture import on_real_tensors, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.machines import host_machine
@@ -47,7 +47,7 @@ def in_panels(site: Site) -> Any:
     x = fake_value(left)
     if (refusal := reason_against(site, x, weight)) is not None:
         return refusal
-    if x.shape[0] < MIN_ROWS:
+    if torch_api.size_hint(x.shape[0]) < MIN_ROWS:
         return Refusal("it has a single row")
     if site.options.own_products == "auto" and (refusal := reason_to_leave(site, x, weight, in_panels=True)):
         return refusal

@@ -4,7 +4,8 @@
     addmm(bias, a, b)                       =>      product(a, b) + bias
 
 `torch.ops.ferrite.product` is lowered to a sum of products, which the scheduler arranges in tiles; pointwise operators
-that read it become part of the kernel. Whether that pays is decided in `ferrite.passes.shared.own_products`.
+that read it become part of the kernel. Whether that pays is decided in `ferrite.passes.shared.own_products`. Weights of
+8 bits are `short_weights`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.passes.post_grad.gpu_products import OWN_PRODUCT_ON_GPU
+from ferrite.passes.post_grad.short_weights import SHORT_WEIGHT_RULES
 from ferrite.passes.shared.cases import normal
 from ferrite.passes.shared.own_products import OPERANDS, reason_against, reason_to_leave, with_bias
 from ferrite.pipeline import PassContext, graph_pass
@@ -74,7 +76,7 @@ OWN_PRODUCT = NodeRule(
 )
 
 
-RULES = (OWN_PRODUCT, OWN_PRODUCT_ON_GPU)
+RULES = (*SHORT_WEIGHT_RULES, OWN_PRODUCT, OWN_PRODUCT_ON_GPU)
 
 
 @graph_pass(stage="post_grad", rules=RULES)

@@ -6,17 +6,17 @@ read them. What is decided here is decided nowhere else; where it pays was measu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ferrite.capture import product_libraries
+from ferrite.capture import product_libraries, torch_api
 from ferrite.errors import Refusal
+from ferrite.graph import fake_value
 from ferrite.ir import sum_pieces
 from ferrite.machines import MatrixProduct
-from ferrite.passes.shared.facts import beside_torch
+from ferrite.passes.shared.facts import beside_torch, only_cast, transposed
 from ferrite.passes.shared.library import define
 from ferrite.rewrite import Site
 
@@ -59,13 +59,14 @@ def reason_against(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refus
         return Refusal("kernels of our own are there for products of float32 and float64 on a cpu")
     if left.layout is not torch.strided or right.layout is not torch.strided:
         return Refusal("an operand is sparse")
-    if not all(isinstance(size, int) for size in (*left.shape, *right.shape)):
-        return Refusal("its sizes are not known")
-    if math.prod((*left.shape, *right.shape)) == 0:
+    inner, columns = right.shape[-2:]
+    if not all(isinstance(size, int) for size in (inner, columns)):
+        return Refusal("its columns, or how long its sums are, are known at run time only")
+    if any(isinstance(size, int) and size == 0 for size in (*left.shape, columns)):
         return Refusal("it has no elements, or sums of none")
-    if left.shape[-1] > sum_pieces.MAX_SUMMED:
+    if inner > sum_pieces.MAX_SUMMED:
         return Refusal("its sums are so long that packed factors would take much memory")
-    if not sum_pieces.product_can_be_cut(left.shape[-1]):
+    if not sum_pieces.product_can_be_cut(inner):
         return Refusal("its sums cannot be cut into equal pieces, and would round worse than torch's")
     if any(site.arguments.get(factor, 1) != 1 for factor in ("alpha", "beta")):
         return Refusal("it is scaled")
@@ -74,16 +75,29 @@ def reason_against(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refus
 
 def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor, in_panels: bool = False) -> Refusal | None:
     """Why a kernel of our own was not measured to be at least as fast as torch's, if it was not. `in_panels`: the right
-    factor is constant, and can lie as the kernel reads it."""
+    factor is constant, and can lie as the kernel reads it. Of rows that are known at run time only, what was seen
+    decides."""
     if site.options.executor != "native" or left.dtype is not torch.float32:
         return Refusal("products of our own are measured for float32 only")
+    if site.arguments and is_stored_short(site.arguments[OPERANDS[site.node.target][1]]):
+        return None  # torch would make the long weight at each call, and read four times as much of it
     if all(user.target is aten.cat.default for user in site.node.users):
         return Refusal("torch writes it into its part of a concatenation")
-    lie_along = left.stride(-1) == 1 and right.stride(-2) == 1
+    lie_along = all(torch_api.known_equal(step, 1) for step in (left.stride(-1), right.stride(-2)))
     has_all_cores = product_libraries.works_with_all_of_few_cores()
-    (rows, inner), columns = left.shape[-2:], right.shape[-1]
+    rows, (inner, columns) = torch_api.size_hint(left.shape[-2]), right.shape[-2:]
     given = MatrixProduct(rows, inner, columns, lie_along, in_panels, has_all_cores)
     return beside_torch().product(given)
+
+
+def is_stored_short(factor: Any) -> bool:
+    """Whether a factor is converted from a tensor of integers of 8 bits, as weights are that take little memory."""
+    if not isinstance(factor, torch.fx.Node):
+        return False
+    made = transposed(factor) or factor
+    stored = only_cast(made)
+    stored = stored if stored is None else transposed(stored) or stored
+    return stored is not None and fake_value(stored).dtype in (torch.int8, torch.uint8) and len(made.users) == 1
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def sides_of(convolution: Convolution, panel: int | None, dtype: torch.dtype, ma
         if tall * tall_tiles * wide * wide_tiles * summed < 2 * machine.min_block_products:
             break
         wide_tiles = -(-wide_tiles // 2)
-    return Side("row", places, tall, tall_tiles), Side("column", channels, wide, wide_tiles, lanes)
+    return Side("row", number(places), tall, tall_tiles), Side("column", number(channels), wide, wide_tiles, lanes)
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,13 @@ them, by all threads, if it is not too large. Otherwise each block packs what it
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from ferrite.ir import ONE, ZERO, Axis, Index, Load, axis, number, op, sum_pieces
+from ferrite.ir import ONE, ZERO, Axis, Expr, Index, Load, Number, axis, number, op, sum_pieces
 from ferrite.ir.kernel import Accumulate, Loop, LoopKind, Scratch, Store, Update
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.products import (
@@ -55,7 +54,7 @@ from ferrite.schedule.cpu.tiled_sums import (
     longer_than_one,
 )
 from ferrite.schedule.cpu.vectors import shared
-from ferrite.schedule.fusion.accesses import step_of
+from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.loops.axes import Body, nested, replaced, work_of
 from ferrite.schedule.loops.products import Product
 from ferrite.schedule.loops.statements import Parts
@@ -71,10 +70,10 @@ class Packed(enum.Enum):
 
 def sides_of(product: Product, form: Form, dtype: torch.dtype, machine: Machine) -> tuple[Side, Side]:
     """Tiles for the registers, blocks for the caches and for threads."""
-    rows, columns = extent_of(product.rows), extent_of(product.columns)
+    rows, columns = likely(product.rows.extent), extent_of(product.columns)
     lanes = machine.lanes(dtype)
     if form.along is product.summed:
-        tall = min(rows, TILE_ROWS)
+        tall = min(rows, TILE_ROWS) if isinstance(product.rows.extent, Number) else TILE_ROWS
         wide = min(columns, machine.registers * 3 // 4 // tall, 2 * TILE_ROWS)
     else:
         tall, _ = machine.product_tile
@@ -84,7 +83,7 @@ def sides_of(product: Product, form: Form, dtype: torch.dtype, machine: Machine)
     most = machine.l2_bytes // (dtype.itemsize * sum_pieces.MAX_PACKED) if form.is_packed else machine.block_rows
     tall_tiles = even_parts(-(-rows // tall), max(most // tall, 1))
     wide_tiles = even_parts(-(-columns // wide), max(machine.block_columns // wide, 1))
-    batch = math.prod(map(extent_of, product.batch))
+    batch = likely_points(product.batch)
 
     def are_few() -> bool:
         blocks = batch * -(-rows // (tall * tall_tiles)) * -(-columns // (wide * wide_tiles))
@@ -96,8 +95,8 @@ def sides_of(product: Product, form: Form, dtype: torch.dtype, machine: Machine)
     while tall_tiles > 1 and form.is_packed and are_few():
         tall_tiles = -(-tall_tiles // 2)
     return (
-        Side("row", rows, tall, tall_tiles, lanes if form.along is product.rows else 1),
-        Side("column", columns, wide, wide_tiles, lanes if form.along is product.columns else 1),
+        Side("row", product.rows.extent, tall, tall_tiles, lanes if form.along is product.rows else 1),
+        Side("column", product.columns.extent, wide, wide_tiles, lanes if form.along is product.columns else 1),
     )
 
 
@@ -185,19 +184,20 @@ class Tiles(TiledSums):
         blocks = longer_than_one([*self.product.batch, self.rows.block, self.columns.block])
         rows = longer_than_one([*self.product.batch, self.rows.block])
         sums = self.sums(follows)
-        if self.left is Packed.HERE:
-            panels, *packs = self.packs(LEFT, self.product.rows, self.rows)
-            if math.prod(map(extent_of, rows)) >= self.machine.min_outer_blocks:
-                inner = nested(longer_than_one([self.columns.block]), self.block(sums, follows), "serial")
-                work = self.work * extent_of(self.columns.block)
-                return shared(rows, (panels, *packs, *inner), work, self.machine)
-            return shared(blocks, (panels, *packs, *self.block(sums, follows)), self.work, self.machine)
         before: Body = ()
         if self.left is Packed.BEFORE:
             before += self.packs(LEFT, self.product.rows, self.rows.in_one_block, "parallel")
         if self.right is Packed.BEFORE:
             before += self.packs(RIGHT, self.product.columns, self.columns.in_one_block, "parallel")
-        return (*before, *shared(blocks, self.block(sums, follows), self.work, self.machine))
+        if self.left is not Packed.HERE:
+            return (*before, *shared(blocks, self.block(sums, follows), self.work, self.machine))
+        panels, *packs = self.packs(LEFT, self.product.rows, self.rows)
+        if likely_points(rows) < self.machine.min_outer_blocks:
+            block = (panels, *packs, *self.block(sums, follows))
+            return (*before, *shared(blocks, block, self.work, self.machine))
+        inner = nested(longer_than_one([self.columns.block]), self.block(sums, follows), "serial")
+        work = self.work * extent_of(self.columns.block)
+        return (*before, *shared(rows, (panels, *packs, *inner), work, self.machine))
 
     def sums(self, follows: Body) -> Body:
         """The tiles of a block, over a piece of what is summed."""
@@ -218,7 +218,7 @@ class Tiles(TiledSums):
         left, right = self.factors
         if self.left is not Packed.NOWHERE:
             tile = tall.tile if self.left is Packed.HERE else tall.number
-            left = Load.intern(LEFT, (piece, tile, self.place_in_piece, tall.inside), left.dtype)
+            left = Load.intern(LEFT, (piece, tile, self.place_in_piece, tall.in_tile), left.dtype)
         if self.right is Packed.HERE:
             right = Load.intern(RIGHT, (self.place_in_piece, wide.inside), right.dtype)
         elif self.right is Packed.BEFORE:
@@ -230,7 +230,7 @@ class Tiles(TiledSums):
     # --- packed factors -----------------------------------------------------------------------------------------------
 
     @cached_property
-    def factors(self) -> tuple[Load, Load]:
+    def factors(self) -> tuple[Expr, Expr]:
         return factors(self.product, self.update)
 
     @cached_property
@@ -248,7 +248,9 @@ class Tiles(TiledSums):
 
     def can_be_shared(self, side: Side) -> bool:
         """Whether a factor is packed for all blocks: it is the same for all, and not too large."""
-        size = side.extent * self.summed_products * self.total.dtype.itemsize
+        if not isinstance(side.extent, Number):
+            return False
+        size = side.extent.value * self.summed_products * self.total.dtype.itemsize
         return not longer_than_one(self.product.batch) and size <= self.machine.max_shared_panel_bytes
 
     def packs(self, name: str, item: Axis, side: Side, kind: LoopKind = "serial") -> Body:
@@ -273,7 +275,7 @@ class Tiles(TiledSums):
         factor = self.factors[item is self.product.columns]
         step, lanes = axis("packed", self.piece), self.machine.lanes(factor.dtype)
         new: dict[Axis, Index] = {item: part.index, self.product.summed: begin + step}
-        copy = replaced((Store(panel.name, (*place, step, part.inside), factor),), new)
+        copy = replaced((Store(panel.name, (*place, step, part.in_tile), factor),), new)
         if step_along(factor, item) is not ONE and step_along(factor, self.product.summed) is ONE:
             # squares of as many lanes, which are turned around in registers
             while extent_of(part.inside) < lanes and lanes > 2:

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir import ONE, Axis, Index, Load, Mod, Number, number, sum_pieces
+from ferrite.ir import ONE, Axis, Cast, Expr, Index, Load, Mod, Number, number, sum_pieces
 from ferrite.ir.kernel import Update
 from ferrite.ir.program import Operation, Reduce
 from ferrite.machines import Machine
-from ferrite.schedule.fusion.accesses import axes_in, step_of
+from ferrite.schedule.fusion.accesses import axes_in, likely, step_of
 from ferrite.schedule.loops.products import Product, factors_in, product_in
 
 TYPES = (torch.float32, torch.float64)
@@ -36,18 +36,18 @@ MAX_UNPACKED_COLUMNS = 128
 
 
 def product_of(operation: Operation) -> Product | None:
-    """The axes of an operation that is a matrix product, of sizes that are known."""
+    """The axes of an operation that is a matrix product. Rows, and how many matrices there are, may be known at run
+    time only."""
     product = product_in(operation)
     if product is None or not isinstance(operation, Reduce) or operation.values[0].dtype not in TYPES:
         return None
-    if not all(isinstance(factor, Load) for factor in factors_in(operation) or ()):
+    if not all(is_read(factor) for factor in factors_in(operation) or ()):
         return None
     rows, columns, summed = product.rows, product.columns, product.summed
-    sizes = [item.extent for item in (*operation.axes, summed)]
-    if not all(isinstance(size, Number) for size in sizes):
+    if not all(isinstance(item.extent, Number) for item in (columns, summed)):
         return None
     if (
-        min(extent_of(rows), extent_of(columns)) < MIN_SIDE
+        min(likely(rows.extent), extent_of(columns)) < MIN_SIDE
         or not sum_pieces.MIN_SUMMED <= extent_of(summed) <= sum_pieces.MAX_SUMMED
     ):
         return None
@@ -60,11 +60,24 @@ def is_product(operation: Operation) -> bool:
     return product_of(operation) is not None
 
 
+def is_read(factor: Expr) -> bool:
+    """Whether a factor is an element in memory, or a shorter one that is converted where it is read."""
+    return isinstance(factor, Load) or (isinstance(factor, Cast) and isinstance(factor.arg, Load))
+
+
+def load_of(factor: Expr) -> Load:
+    """What is read of a factor."""
+    found = factor.arg if isinstance(factor, Cast) else factor
+    assert isinstance(found, Load)
+    return found
+
+
 def axes_of_load(load: Load) -> set[Axis]:
     return set().union(*(axes_in(index) for index in load.coordinates))
 
 
 def extent_of(item: Axis) -> int:
+    """Of an axis whose size is known."""
     assert isinstance(item.extent, Number)
     return item.extent.value
 
@@ -88,30 +101,32 @@ class Form:
 
 
 def form_of(product: Product, update: Update, machine: Machine) -> Form:
-    """Which form suits factors that lie like these."""
-    thin = min(extent_of(product.rows), extent_of(product.columns))
+    """Which form suits factors that lie like these: of as many rows as are likely, where that is not known. Then tiles
+    have no vectors of rows, as nobody knows how long these would be."""
+    rows = likely(product.rows.extent)
+    thin = min(rows, extent_of(product.columns))
     left, right = factors(product, update)
     if (panel := panel_columns(right, product.columns, machine)) is not None:
         is_read_often = extent_of(product.columns) > MAX_UNPACKED_COLUMNS and thin > MAX_DIRECT_SIDE
         return Form(product.columns, is_read_often or step_along(left, product.summed) is not ONE, panel=panel)
     is_row_by_row, *also = (step_along(item, product.summed) is ONE for item in (left, right))
     apart = [not collide(*pair, machine) for pair in ((left, product.rows), (right, product.columns))]
-    has_few = extent_of(product.rows) <= machine.max_dot_rows or extent_of(product.columns) <= MAX_DIRECT_SIDE
+    has_few = rows <= machine.max_dot_rows or extent_of(product.columns) <= MAX_DIRECT_SIDE
     if is_row_by_row and all((*also, *apart)) and has_few:
         return Form(product.summed)
     if thin <= MAX_DIRECT_SIDE:
         for factor, side in ((right, product.columns), (left, product.rows)):
-            if step_along(factor, side) is ONE and thin < extent_of(side):
+            if step_along(factor, side) is ONE and isinstance(side.extent, Number) and thin < extent_of(side):
                 return Form(side)
     is_read_often = extent_of(product.columns) > MAX_UNPACKED_COLUMNS
     return Form(product.columns, is_read_often or not (is_row_by_row and apart[0]), packs_right=True)
 
 
-def panel_columns(factor: Load, columns: Axis, machine: Machine) -> int | None:
+def panel_columns(factor: Expr, columns: Axis, machine: Machine) -> int | None:
     """How many columns a factor has side by side, where it lies in panels: in the order of its use. A factor that
     repeats after so many others does not."""
     width = machine.panel_columns(factor.dtype)
-    waiting = list(factor.coordinates)
+    waiting = list(load_of(factor).coordinates)
     while waiting:
         index = waiting.pop()
         if isinstance(index, Mod) and index.top is columns and index.bottom is number(width):
@@ -120,20 +135,18 @@ def panel_columns(factor: Load, columns: Axis, machine: Machine) -> int | None:
     return None
 
 
-def collide(factor: Load, side: Axis, machine: Machine) -> bool:
+def collide(factor: Expr, side: Axis, machine: Machine) -> bool:
     """Whether what is read of neighbouring rows, or columns, has one place in the cache."""
     step = step_along(factor, side)
-    return isinstance(step, Number) and step.value * factor.dtype.itemsize % machine.l1_way_bytes == 0
+    return isinstance(step, Number) and step.value * load_of(factor).dtype.itemsize % machine.l1_way_bytes == 0
 
 
-def factors(product: Product, update: Update) -> tuple[Load, Load]:
+def factors(product: Product, update: Update) -> tuple[Expr, Expr]:
     """The factor that has the rows, and the one that has the columns."""
     (value,) = update.values
     one, other = value.args
-    assert isinstance(one, Load)
-    assert isinstance(other, Load)
-    return (one, other) if product.rows in axes_of_load(one) else (other, one)
+    return (one, other) if product.rows in axes_of_load(load_of(one)) else (other, one)
 
 
-def step_along(load: Load, item: Axis) -> Index | None:
-    return step_of(load.coordinates[0], item)
+def step_along(factor: Expr, item: Axis) -> Index | None:
+    return step_of(load_of(factor).coordinates[0], item)

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, axis, const, index_value, minimum, number, op
+from ferrite.ir import ONE, ZERO, Axis, Index, Load, Local, Number, axis, const, index_value, minimum, number, op
 from ferrite.ir.kernel import Let, Loop, Scratch, State, Store, Update, When, nodes_in
 from ferrite.ir.program import Mode
 from ferrite.machines import Machine
-from ferrite.schedule.cpu.products import extent_of
 from ferrite.schedule.cpu.vectors import vector_loop
 from ferrite.schedule.fusion.accesses import step_of
 from ferrite.schedule.loops.axes import Body, indices_at, nested, replaced
@@ -32,7 +31,8 @@ PRODUCTS_OF_AN_ADDITION = 2  # that take as long as one addition with its loads 
 class Part:
     """Tiles of one size. `inside`: the places in one; `place`, `index`: where these are in the block of sums, and in
     the result; `tile`, `number`: the number of the tile in its block, and in all; `tiles`: the loop over the tiles of a
-    block; `only_in`: the block that has any, where not all have."""
+    block; `only_in`: the block that has any, where not all have; `first`: where the places begin in the tile, of one
+    that is in several parts."""
 
     inside: Axis
     place: Index
@@ -40,16 +40,21 @@ class Part:
     tile: Index
     number: Index
     tiles: tuple[Axis, ...] = ()
-    only_in: int | None = None
+    only_in: Index | None = None
+    first: Index = ZERO
+
+    @property
+    def in_tile(self) -> Index:
+        return self.first + self.inside
 
 
 @dataclass(frozen=True)
 class Side:
     """Rows or columns of a result, in tiles of so many, which are in blocks. The last tile may have fewer, and so may
-    the last block. `lanes`: of them in a vector."""
+    the last block. `lanes`: of them in a vector. How many there are may be known at run time only."""
 
     name: str
-    extent: int
+    extent: Index
     tile: int
     tiles: int
     lanes: int = 1
@@ -61,11 +66,13 @@ class Side:
 
     @property
     def block(self) -> Axis:
-        return axis(f"{self.name}_block", -(-self.extent // self.width))
+        return axis(f"{self.name}_block", rounded_up(self.extent, self.width))
 
     @property
     def in_one_block(self) -> Side:
-        return replace(self, tiles=-(-self.extent // self.tile))
+        """Of a side whose extent is known."""
+        assert isinstance(self.extent, Number)
+        return replace(self, tiles=-(-self.extent.value // self.tile))
 
     @property
     def this_block(self) -> Index:
@@ -82,29 +89,48 @@ class Side:
         return axis(self.name, minimum(self.width, self.extent - self.begin))
 
     def parts(self) -> Iterator[Part]:
-        whole, rest = divmod(self.extent, self.tile)
-        if whole:
+        """The whole tiles, and what the last one has. Where that is not known, it is made of parts of one, two, four
+        and so on, of which each is there or is not: code has tiles of known sizes, and few of them."""
+        whole, rest = self.extent // self.tile, self.extent % self.tile
+        if whole is not ZERO:
             inside = axis(f"{self.name}_in", self.tile)
             tile = axis(f"{self.name}_tile", minimum(self.tiles, whole - self.this_block * self.tiles))
             place = tile * self.tile + inside
             yield Part(inside, place, self.begin + place, tile, self.this_block * self.tiles + tile, (tile,))
-        if rest:
-            inside, last = axis(f"{self.name}_last", rest), extent_of(self.block) - 1
-            in_block = whole - last * self.tiles
-            place = in_block * self.tile + inside
-            yield Part(inside, place, self.begin + place, number(in_block), number(whole), (), last or None)
+        in_block, only_in = whole % self.tiles, None if self.block.extent is ONE else whole // self.tiles
+        if isinstance(rest, Number):
+            if rest is not ZERO:
+                inside = axis(f"{self.name}_last", rest)
+                place = in_block * self.tile + inside
+                yield Part(inside, place, self.begin + place, in_block, whole, (), only_in)
+            return
+        size = 1 << (self.tile - 1).bit_length() - 1
+        while size >= 1:
+            inside, is_there = (
+                axis(f"{self.name}_in_{size}", size),
+                axis(f"{self.name}_{size}", rest % (2 * size) // size),
+            )
+            first = rest // (2 * size) * (2 * size)
+            place = in_block * self.tile + first + inside
+            yield Part(inside, place, self.begin + place, in_block, whole, (is_there,), only_in, first)
+            size //= 2
 
     def around(self, part: Part, body: Body) -> Body:
         """Loops over the tiles of a part around what is done for one."""
         body = nested(part.tiles, body, "serial")
         if part.only_in is None:
             return body
-        is_there = op("eq", index_value(self.block), const(part.only_in, torch.int64), dtype=torch.bool)
+        is_there = op("eq", index_value(self.block), index_value(part.only_in), dtype=torch.bool)
         return (When(is_there, body),)
 
     def tiled(self, part: Part, body: Body) -> Body:
         """All that a tile has of this side, at once."""
         return (Loop(part.inside, "vector", body, self.lanes, self.tile // self.lanes),)
+
+
+def rounded_up(extent: Index, width: int) -> Index:
+    """How many parts of a width there are."""
+    return (extent + (width - 1)) // width
 
 
 def even_parts(count: int, most: int) -> int:

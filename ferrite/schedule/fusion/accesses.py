@@ -250,15 +250,14 @@ def only_row(coordinate: Index, rows: set[Axis]) -> Axis | None:
 
 
 def mixed_radix(index: Index, rows: set[Axis]) -> bool:
-    """Whether rows decide parts of a place that do not overlap: 64*i + j with j below 64 is at another i elsewhere."""
+    """Whether rows decide parts of a place that do not overlap: 64*i + j with j below 64 is at another i elsewhere,
+    however large i may be."""
     terms = dict(index.terms) if isinstance(index, Sum) else {index: 1}
-    factors: list[tuple[int, int]] = []  # step, how many
-    spread = 0
+    factors: list[tuple[int, float]] = []  # step, how many
+    spread = 0.0
     for item, factor in terms.items():
         if isinstance(item, Axis) and item in rows:
-            if not isinstance(item.extent, Number):
-                return False
-            factors.append((abs(factor), item.extent.value))
+            factors.append((abs(factor), math.inf if item.extent.high is None else item.extent.high))
         elif item.low is None or item.high is None or not axes_in(item).isdisjoint(rows):
             return False
         else:
@@ -268,7 +267,7 @@ def mixed_radix(index: Index, rows: set[Axis]) -> bool:
     for step, count in sorted(factors):
         if step <= spread:
             return False
-        spread += step * (count - 1)
+        spread += step * (count - 1) if count > 1 else 0
     return True
 
 

@@ -10,12 +10,13 @@ then, though it is at the same points; over one axis it is seen to be, and both 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ferrite.ir import Axis, Index, Sum, as_index, axis
+from ferrite.ir import Axis, Index, axis
 from ferrite.ir.program import Compute, Operation, Program
-from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess
+from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, axes_in
 from ferrite.schedule.fusion.members import with_indices
 from ferrite.schedule.loops.axes import joinable
 
@@ -70,10 +71,8 @@ class _Readers:
                 yield outer, inner
             return
         for index in access.coordinates:
-            terms = index.terms if isinstance(index, Sum) and index.constant == 0 else ()
-            if len(terms) == 2:
-                (inner, one), (outer, step) = sorted(terms, key=lambda term: term[1])
-                if isinstance(outer, Axis) and isinstance(inner, Axis) and one == 1 and inner.extent is as_index(step):
+            for outer, inner in itertools.permutations(sorted(axes_in(index), key=str), 2):
+                if index is outer * inner.extent + inner:
                     yield outer, inner
 
 
