@@ -22,6 +22,8 @@ from ferrite.passes.post_grad.distributed import (
     decompose_collectives,
     dedup_reduce_scatter,
     fuse_ddp_communication,
+    low_contention_collectives,
+    micro_pipeline_tp_pass,
     overlap_scheduling,
     remove_fsdp2_unsharded_param_graph_input_usage,
 )
@@ -74,6 +76,8 @@ __all__ = [
     "grouped_gemm_pass",
     "kernel_patterns",
     "lay_out_products",
+    "low_contention_collectives",
+    "micro_pipeline_tp_pass",
     "mkldnn_fusion",
     "move_constructors_to_gpu",
     "note_random_order",
@@ -125,6 +129,7 @@ POST_GRAD = Pipeline(
         b2b_gemm_pass,
         own_products,
         lay_out_products,
+        micro_pipeline_tp_pass,
         fuse_ddp_communication,
         post_grad_custom_post_pass,
         chain_random_ops,
@@ -135,6 +140,7 @@ POST_GRAD = Pipeline(
         bucket_all_reduce,
         bucket_all_gather,
         overlap_scheduling,
+        low_contention_collectives,
         # from here on graphs are no longer functional: nothing that moves nodes may follow
         reinplace_inplaceable_ops,
         decompose_triton_kernel_wrapper_functional,
