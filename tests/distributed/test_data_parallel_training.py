@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ferrite
-from tests.distributed.training import STRICT, Transformer, batches, compare, compiled, loss_of, train, whole
+from tests.distributed.training import STRICT, Transformer, batches, compare, compiled, loss_of, whole
 from tests.ranks import assert_none_failed, outcomes
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
@@ -46,7 +46,7 @@ def ddp(mode: Any, **more: Any) -> Program:
             patch.setattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", 4096)
             compare(build, rank)
             assert ferrite.last_compile().graphs
-            return ferrite.last_compile().communication.collectives
+            return sum(record.communication.collectives for record in ferrite.recent_compiles())
 
     return program
 
@@ -73,7 +73,7 @@ DDP_MODES = (
     True,
     False,
 )
-PROGRAMS: dict[str, Program] = {f"ddp {mode}": ddp(mode) for mode in DDP_MODES}
+PROGRAMS: dict[str, Program] = {f"ddp {mode}": ddp(mode) for mode in DDP_MODES if "reducer" not in str(mode)}
 PROGRAMS["ddp, unused parameters are looked for"] = ddp("ddp_optimizer", find_unused_parameters=True)
 PROGRAMS["ddp, static graph"] = ddp("no_optimization", static_graph=True)
 PROGRAMS["ddp, gradients as views of buckets"] = ddp("ddp_optimizer", gradient_as_bucket_view=True)
@@ -189,6 +189,8 @@ PROGRAMS |= {
     "gathered in forward": gathered_in_forward,
     "checkpoint": checkpointed,
 }
+# The last ones: in a process that has run these, torch's DDP with `find_unused_parameters` fails under any backend.
+PROGRAMS |= {f"ddp {mode}": ddp(mode) for mode in DDP_MODES if "reducer" in str(mode)}
 DAILY = ("ddp ddp_optimizer", "fsdp, mixed precision", "gathered in forward")
 
 

@@ -90,8 +90,6 @@ def test_several_products_take_the_same_parts():
         (lambda x, w: functional.reduce_scatter_tensor(x @ w, "sum", *world(1)), "the columns of the product"),
         (lambda x, w: functional.all_gather_tensor(x, *world(1)) @ w.repeat(8, 1), "the dimension that products sum"),
         (lambda x, w: scattered((x @ w).repeat(8, 1)), "it is no product that is added up"),
-        (lambda x, w: functional.reduce_scatter_tensor(x @ w, "sum", *world(1)), "the columns of the product"),
-        (lambda x, w: functional.all_gather_tensor(x, *world(1)) @ w.repeat(8, 1), "the dimension that products sum"),
     ],
 )
 def test_what_is_no_product_of_rows_is_left_alone(fn, why):

@@ -28,7 +28,6 @@ from tests.distributed.training import (
     batches,
     compare,
     compiled,
-    loss_of,
     whole,
 )
 from tests.ranks import assert_none_failed, outcomes
@@ -122,7 +121,7 @@ def pipeline(kind: str) -> Program:
     def program(rank: int) -> None:
         from torch.distributed import pipelining
 
-        world, losses = dist.get_world_size(), list[float]()
+        world = dist.get_world_size()
 
         def trained(is_compiled: bool) -> Trained:
             torch.manual_seed(0)
@@ -251,7 +250,9 @@ def to_the_next(x: torch.Tensor) -> torch.Tensor:
     """What the rank before this one has."""
     world, rank = dist.get_world_size(), dist.get_rank()
     flat = x.reshape(-1)
-    given, taken = ([flat.numel() if each == other % world else 0 for each in range(world)] for other in (rank + 1, rank - 1))
+    given, taken = (
+        [flat.numel() if each == other % world else 0 for each in range(world)] for other in (rank + 1, rank - 1)
+    )
     return functional.all_to_all_single_autograd(flat, taken, given, dist.group.WORLD).view(x.shape)
 
 

@@ -84,8 +84,8 @@ def train(
     prepare: Callable[[nn.Module, int], None] = lambda _module, _step: None,
     steps_each: int = 1,
 ) -> Trained:
-    """Train what `make` gives, a module and what is called: an optimizer's step after every `steps_each` batches. `prepare` is
-    called before each batch."""
+    """Train what `make` gives, a module and what is called: an optimizer's step after every `steps_each` batches.
+    `prepare` is called before each batch."""
     torch.manual_seed(0)
     module, called = make()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
@@ -108,7 +108,9 @@ def assert_trained_alike(found: Trained, wanted: Trained, half: bool = False, ev
     near = {"rtol": 2e-2, "atol": 2e-3} if half else {"rtol": 1e-4, "atol": 1e-5}
     torch.testing.assert_close(torch.tensor(found.losses), torch.tensor(wanted.losses), **near)
     assert len(found.gradients) == len(wanted.gradients) > 0
-    for mine, theirs in zip([*found.gradients, *found.parameters], [*wanted.gradients, *wanted.parameters], strict=True):
+    for mine, theirs in zip(
+        [*found.gradients, *found.parameters], [*wanted.gradients, *wanted.parameters], strict=True
+    ):
         torch.testing.assert_close(mine, theirs, **near)
     if everywhere:
         assert_equal_on_ranks(found.parameters)

@@ -171,7 +171,7 @@ def moved_rank(node: torch.fx.Node, ranks: int, sizes: Sequence[Any]) -> int | N
 
 
 def joined_parts(node: torch.fx.Node, ranks: int) -> tuple[torch.fx.Node, int] | None:
-    """Where equal parts, one for each rank, are joined along another dimension, in order: the joined ones, and which."""
+    """Where equal parts, one for each rank, are joined again, in order: the joined ones, and along which dimension."""
     users = list(node.users)
     if len(users) != ranks or any(user.target is not operator.getitem for user in users):
         return None
@@ -378,7 +378,13 @@ class Parts:
         with self.graph.inserting_before(first):
             shard: Any = like.args[0]
             both = self.call(
-                torch_api.find_operator(FUSED_GATHER), shard, rights, pair.dim, pair.exchange.group, like=like, return_A=bool(others)
+                torch_api.find_operator(FUSED_GATHER),
+                shard,
+                rights,
+                pair.dim,
+                pair.exchange.group,
+                like=like,
+                return_A=bool(others),
             )
             results = self.call(operator.getitem, both, 1, like=like)
             for number, product in enumerate(pair.products):
