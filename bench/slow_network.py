@@ -148,7 +148,18 @@ class SlowGroup(dist.ProcessGroup):
         return self.inner.barrier()
 
 
+LIBRARY = torch.library.Library("_c10d_functional", "IMPL")
+
+
+def gather_into(given: Tensor, ranks: int, group: str, *, out: Tensor) -> Tensor:
+    """What Inductor calls for several gathers in one: in C++ it goes past what a group says in Python."""
+    begun = dist.distributed_c10d._resolve_process_group(group).all_gather_single(out, given)
+    torch._C._distributed_c10d._register_work(out, begun)
+    return out
+
+
 def register() -> None:
     """Let `init_process_group("slow")` make such a group."""
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, SlowGroup, devices=["cpu"])
+        LIBRARY.impl("all_gather_into_tensor_out", gather_into, "CPU")

@@ -16,7 +16,10 @@ from tests.distributed.programs import RANKS, collectives, count, gathered, pass
 from tests.graphs import target_names
 from tests.ranks import assert_none_failed, imagined_ranks, outcomes
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.skipif(not dist.is_available(), reason="torch without distributed"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # newer names of functional collectives
+]
 
 
 def world(dim: int) -> tuple[int, Any]:
@@ -149,6 +152,26 @@ def test_ranks_that_share_memory_have_one_operator(dim):
     assert collectives(first) == collectives(second) == []
     assert target_names(first).count("symm_mem.fused_all_gather_matmul.default") == 1
     assert target_names(second).count("symm_mem.fused_matmul_reduce_scatter.default") == 1
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("dim", [0, 1])
+def test_operators_in_shared_memory_are_called(dim):
+    """Only GPUs have them, so that nothing here can run."""
+    from torch.distributed import _symmetric_memory as symmetric
+
+    reset()
+    inputs = torch.randn(16, 16, 8), torch.randn(8, 10), torch.randn(10, 8)
+    options = {"distributed": {"async_tp": {}, "low_contention": {"min_mb": 0, "ignore_overlap": True}}}
+    with torch.no_grad(), symmetric._test_mode(), pytest.raises(NotImplementedError, match="symm_mem"):
+        compile_strict(layer, options=options, dynamic=False)(*inputs, dim)
+    source = ferrite.last_compile().graphs[-1].source
+    assert source.count("op_symm_mem_fused_all_gather_matmul(") == 1
+    assert source.count("op_symm_mem_fused_matmul_reduce_scatter(") == 1
+    reset()
+    with torch.no_grad(), symmetric._test_mode(), pytest.raises(NotImplementedError, match="symm_mem"):
+        compile_strict(lambda x: gathered(x) * 2, options=options, dynamic=False)(inputs[0])
+    assert "op_symm_mem__low_contention_all_gather(" in ferrite.last_compile().graphs[-1].source
 
 
 @pytest.mark.usefixtures("group")

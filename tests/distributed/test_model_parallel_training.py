@@ -32,7 +32,10 @@ from tests.distributed.training import (
 )
 from tests.ranks import assert_none_failed, outcomes
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.skipif(not dist.is_available(), reason="torch without distributed"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # newer names of functional collectives
+]
 Program = Callable[[int], Any]
 
 # --- tensor and sequence parallel -------------------------------------------------------------------------------------

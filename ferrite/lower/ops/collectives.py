@@ -99,3 +99,18 @@ def low_contention_all_gather(ctx: Builder, tensor: Value, group_name: str) -> A
 @lowers_later("symm_mem._low_contention_reduce_scatter.default")
 def low_contention_reduce_scatter(ctx: Builder, tensor: Value, reduce_op: str, group_name: str) -> Any:
     return begin(ctx, shared("_low_contention_reduce_scatter"), [tensor, reduce_op, group_name], {}, ctx.out)
+
+
+@lowers_later("symm_mem.fused_all_gather_matmul.default")
+def fused_all_gather_matmul(ctx: Builder, A: Value, Bs: Any, gather_dim: int, group_name: str, return_A: bool) -> Any:
+    """With its products, and over when it returns."""
+    given, keywords = [A, Bs, gather_dim, group_name], {"return_A": return_A}
+    return eager_call(ctx, shared("fused_all_gather_matmul"), given, keywords, ctx.out, WHY, effect="collective")
+
+
+@lowers_later("symm_mem.fused_matmul_reduce_scatter.default")
+def fused_matmul_reduce_scatter(
+    ctx: Builder, A: Value, B: Value, reduce_op: str, scatter_dim: int, group_name: str
+) -> Any:
+    given = [A, B, reduce_op, scatter_dim, group_name]
+    return eager_call(ctx, shared("fused_matmul_reduce_scatter"), given, {}, ctx.out, WHY, effect="collective")

@@ -250,12 +250,11 @@ def refusal_of(pair: Pair, chunks: int, is_fused: bool) -> Refusal | None:
 def follows(node: Any, other: torch.fx.Node) -> bool:
     """Whether a node is computed from another, which stands before it."""
     seen, stack = set[torch.fx.Node](), [node]
-    place = {each: number for number, each in enumerate(other.graph.nodes)}
     while stack:
         found = stack.pop()
         if found is other:
             return True
-        if found not in seen and place[found] > place[other]:
+        if found not in seen and other < found:
             seen.add(found)
             stack += found.all_input_nodes
     return False
@@ -307,7 +306,7 @@ class Parts:
                 part = self.call(aten.clone.default, part, like=like, memory_format=torch.contiguous_format)
                 begun.append(self.call(ALL_GATHER, part, *like.args[1:], like=like))
         parts: list[torch.fx.Node] = []
-        for product in sorted(pair.products, key=list(self.graph.nodes).index):
+        for product in sorted(pair.products):
             results = []
             with self.graph.inserting_before(product):
                 for number, start in enumerate(begun):
@@ -320,9 +319,8 @@ class Parts:
             product.replace_all_uses_with(whole)
         others = [user for user in pair.matrix.users if user not in pair.products]
         if others:  # rows that are read elsewhere too, as for the gradient of the other side
-            place = {node: number for number, node in enumerate(self.graph.nodes)}
-            first = min(others, key=place.__getitem__)
-            hoist(self.graph, parts, first)
+            first = min(others)
+            hoist(parts, first)
             with self.graph.inserting_before(first):
                 whole = self.joined(parts, pair.matrix)
             pair.matrix.replace_all_uses_with(whole, delete_user_cb=lambda user: user in others)
@@ -372,9 +370,9 @@ class Parts:
     def fused_gather(self) -> None:
         pair, like = self.pair, self.start
         others = [user for user in pair.matrix.users if user not in pair.products]
-        first = min(pair.products, key=list(self.graph.nodes).index)
+        first = min(pair.products)
         rights: list[Any] = [product.args[1] for product in pair.products]
-        hoist(self.graph, rights, first)
+        hoist(rights, first)
         with self.graph.inserting_before(first):
             shard: Any = like.args[0]
             both = self.call(
@@ -408,14 +406,13 @@ class Parts:
         self.wait.replace_all_uses_with(result)
 
 
-def hoist(graph: torch.fx.Graph, wanted: Sequence[torch.fx.Node], before: torch.fx.Node) -> None:
+def hoist(wanted: Sequence[torch.fx.Node], before: torch.fx.Node) -> None:
     """Move what nodes are computed from before another, in their order."""
-    place = {node: number for number, node in enumerate(graph.nodes)}
     needed, stack = set[torch.fx.Node](), list(wanted)
     while stack:
         node = stack.pop()
-        if place[node] > place[before] and node not in needed:
+        if before < node and node not in needed:
             needed.add(node)
             stack += node.all_input_nodes
-    for node in sorted(needed, key=place.__getitem__):
+    for node in sorted(needed):
         before.prepend(node)
