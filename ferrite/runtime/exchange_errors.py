@@ -15,7 +15,7 @@ from ferrite.errors import layout
 from ferrite.graph import ModelLine
 
 NAMESPACE = "_c10d_functional."
-STARTED = re.compile(r"\b(?P<name>\w+)\b[^=]*= op__c10d_functional_(?P<collective>\w+)\(")
+STARTED = re.compile(r"\bop__c10d_functional_(?!wait_tensor)(\w+)\(")
 
 
 def is_exchange(path: str) -> bool:
@@ -38,20 +38,18 @@ def with_place(
                 raise
             place = frame.f_lineno - 1
             facts = {"collective": collective_at(rows, place), "model line": str(lines.get(place, "not known"))}
-            raise type(problem)(layout(str(problem), facts)) from problem
+            problem.args = (layout(str(problem), facts), *problem.args[1:])
+            raise
 
     return run
 
 
 def collective_at(rows: Sequence[str], place: int) -> str:
-    """The one that begins in a row, or that it waits for."""
-    row = rows[place]
-    begun = STARTED.search(row)
-    if begun is not None:
-        return begun["collective"]
-    waited = re.search(r"\((\w+)", row)
-    for earlier in reversed(rows[:place]) if waited is not None else ():
-        begun = STARTED.search(earlier)
-        if begun is not None and waited is not None and waited[1] in earlier.partition("=")[0]:
-            return begun["collective"]
+    """The one that begins in a row, or that it waits for: the last before it that has the same tensor."""
+    waited = re.search(r"\((\w+)", rows[place])
+    tensor = re.compile(rf"\b{waited[1] if waited is not None else ''}\b")
+    for row in reversed(rows[: place + 1]):
+        begun = STARTED.search(row)
+        if begun is not None and (row is rows[place] or tensor.search(row)):
+            return begun[1]
     return "not known"

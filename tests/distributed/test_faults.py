@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import ferrite
+from ferrite.runtime.exchange_errors import collective_at
 from tests.compare import compile_strict, reset
 from tests.distributed.programs import c10d
 from tests.ranks import Failed, assert_none_failed, join, on_ranks, outcomes
@@ -206,3 +207,18 @@ def test_two_jobs_share_one_cache_folder():
             return ferrite.last_compile().communication.collectives
 
         assert on_ranks(work, world=2 * RANKS) == [2] * 4
+
+
+def test_what_is_waited_for_is_found_in_the_program():
+    rows = [
+        "buf1 = op__c10d_functional_all_gather_into_tensor(buf0, 8, '0')",
+        "buf11 = op__c10d_functional_all_reduce(buf0, 'sum', '0')",
+        "op__c10d_functional_wait_tensor(buf1)",
+        "op__c10d_functional_wait_tensor(buf2)",
+    ]
+    assert [collective_at(rows, place) for place in range(4)] == [
+        "all_gather_into_tensor",
+        "all_reduce",
+        "all_gather_into_tensor",
+        "not known",
+    ]

@@ -64,7 +64,7 @@ class Trained:
 def batches(rank: int, steps: int = STEPS) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     draws = torch.Generator().manual_seed(100 + rank)
     for _ in range(steps):
-        yield tuple(torch.randn(BATCH, TOKENS, WIDTH, generator=draws) for _ in range(2))  # type: ignore[misc]
+        yield tuple(torch.randn(BATCH, TOKENS, WIDTH, generator=draws) for _ in range(2))
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
