@@ -356,7 +356,7 @@ DAILY = ("sequence parallel", "experts, as the router says", "functional collect
 
 @pytest.fixture(scope="module")
 def daily() -> dict[str, list[Any]]:
-    return outcomes({name: PROGRAMS[name] for name in DAILY})
+    return outcomes({name: PROGRAMS[name] for name in DAILY}, patience=300)
 
 
 @pytest.fixture(scope="module")
