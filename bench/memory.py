@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,9 @@ from pathlib import Path
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its notes of starting and stopping
 
 from torch.profiler import ProfilerActivity, profile
+
+# Event by event: what it writes of collectives is not always JSON.
+MEMORY_EVENT = re.compile(r'\{[^{}]*"name": "\[memory\]"[^{}]*\{[^{}]*\}[^{}]*\}')
 
 
 def peak_bytes(function: Callable[[], object]) -> int:
@@ -27,9 +31,9 @@ def peak_bytes(function: Callable[[], object]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         watched.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())["traceEvents"]
+        events = [json.loads(each) for each in MEMORY_EVENT.findall(trace.read_text())]
     held = peak = 0
-    for event in sorted((event for event in events if event.get("name") == "[memory]"), key=order):
+    for event in sorted(events, key=order):
         held += int(event["args"]["Bytes"])
         peak = max(peak, held)
     return peak

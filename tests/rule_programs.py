@@ -602,6 +602,8 @@ EXCEPT = {
     **dict.fromkeys(
         (
             "post_grad/remove_fsdp2_unsharded_param_graph_input_usage",
+            "post_grad/micro_pipeline_tp_pass",
+            "post_grad/low_contention_collectives",
             "post_grad/fuse_ddp_communication",
             "post_grad/decompose_collectives",
             "post_grad/dedup_reduce_scatter",

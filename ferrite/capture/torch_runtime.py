@@ -214,6 +214,12 @@ def ranks_of_group(name: str) -> tuple[int, ...] | None:
     return None if group is None else tuple(torch.distributed.get_process_group_ranks(group))
 
 
+def has_symmetric_memory(name: str) -> bool:
+    """Whether the ranks of a process group read each other's memory, because somebody has asked torch for it."""
+    symmetric = sys.modules.get("torch.distributed._symmetric_memory")  # nobody has, if it was not imported
+    return symmetric is not None and bool(symmetric.is_symm_mem_enabled_for_group(name))
+
+
 def store_of_job() -> Any | None:
     """Where the processes of this job leave notes for each other; None without one, or where they are only imagined."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():

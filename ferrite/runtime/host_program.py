@@ -22,6 +22,7 @@ from ferrite.runtime.boxed import Boxed, boxed
 from ferrite.runtime.cpu.pages import large_on_cpu
 from ferrite.runtime.cuda.recorded import from_pool
 from ferrite.runtime.cuda.runs import arena_from
+from ferrite.runtime.exchange_errors import is_exchange, with_place
 from ferrite.runtime.ranges import Ranges, line_ranges, text_with_ranges
 
 _numbers = itertools.count()
@@ -72,12 +73,16 @@ def load_host(
         "inf": float("inf"),
         "nan": float("nan"),
     }
+    rows = source.text.split("\n")
     for name, path in source.operators.items():
         operator = operator_at(path)
         if not callable(operator):  # torch makes a namespace of any name
             raise TypeError(f"{path} is no operator")
         called = torch_runtime.direct_call(operator)
-        namespace[name] = called if watch is None else watch(called)
+        called = called if watch is None else watch(called)
+        if is_exchange(path):
+            called = with_place(called, rows, source.lines, namespace)
+        namespace[name] = called
     for number, run in enumerate(runs):
         namespace[f"run_{number}"] = run
     for number, recorder in enumerate(recorders):

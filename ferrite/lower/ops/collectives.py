@@ -12,7 +12,7 @@ from ferrite.lower.arguments import strided_picture
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import eager_call, flat
 from ferrite.lower.memory import buffer_of
-from ferrite.lower.table import LOWERED, lowers
+from ferrite.lower.table import LOWERED, lowers, lowers_later
 from ferrite.lower.value import Value
 
 NAMES = """all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_ all_gather_into_tensor
@@ -80,3 +80,37 @@ if WAIT is not None:
     @lowers(WAIT)
     def wait_tensor(ctx: Builder, tensor: Value) -> Value:
         return wait(ctx, WAIT, tensor)
+
+
+# --- in memory that ranks share ---------------------------------------------------------------------------------------
+
+
+def shared(name: str) -> Any:
+    found = torch_api.find_operator(f"symm_mem.{name}.default")
+    assert found is not None
+    return found
+
+
+@lowers_later("symm_mem._low_contention_all_gather.default")
+def low_contention_all_gather(ctx: Builder, tensor: Value, group_name: str) -> Any:
+    return begin(ctx, shared("_low_contention_all_gather"), [tensor, group_name], {}, ctx.out)
+
+
+@lowers_later("symm_mem._low_contention_reduce_scatter.default")
+def low_contention_reduce_scatter(ctx: Builder, tensor: Value, reduce_op: str, group_name: str) -> Any:
+    return begin(ctx, shared("_low_contention_reduce_scatter"), [tensor, reduce_op, group_name], {}, ctx.out)
+
+
+@lowers_later("symm_mem.fused_all_gather_matmul.default")
+def fused_all_gather_matmul(ctx: Builder, A: Value, Bs: Any, gather_dim: int, group_name: str, return_A: bool) -> Any:
+    """With its products, and over when it returns."""
+    given, keywords = [A, Bs, gather_dim, group_name], {"return_A": return_A}
+    return eager_call(ctx, shared("fused_all_gather_matmul"), given, keywords, ctx.out, WHY, effect="collective")
+
+
+@lowers_later("symm_mem.fused_matmul_reduce_scatter.default")
+def fused_matmul_reduce_scatter(
+    ctx: Builder, A: Value, B: Value, reduce_op: str, scatter_dim: int, group_name: str
+) -> Any:
+    given = [A, B, reduce_op, scatter_dim, group_name]
+    return eager_call(ctx, shared("fused_matmul_reduce_scatter"), given, {}, ctx.out, WHY, effect="collective")

@@ -22,6 +22,8 @@ from ferrite.passes.post_grad.distributed import (
     decompose_collectives,
     dedup_reduce_scatter,
     fuse_ddp_communication,
+    low_contention_collectives,
+    micro_pipeline_tp_pass,
     overlap_scheduling,
     remove_fsdp2_unsharded_param_graph_input_usage,
 )
@@ -75,6 +77,8 @@ __all__ = [
     "grouped_gemm_pass",
     "kernel_patterns",
     "lay_out_products",
+    "low_contention_collectives",
+    "micro_pipeline_tp_pass",
     "mkldnn_fusion",
     "move_constructors_to_gpu",
     "note_random_order",
@@ -128,6 +132,7 @@ POST_GRAD = Pipeline(
         own_products,
         own_attention,
         lay_out_products,
+        micro_pipeline_tp_pass,
         fuse_ddp_communication,
         post_grad_custom_post_pass,
         chain_random_ops,
@@ -138,6 +143,7 @@ POST_GRAD = Pipeline(
         bucket_all_reduce,
         bucket_all_gather,
         overlap_scheduling,
+        low_contention_collectives,
         # from here on graphs are no longer functional: nothing that moves nodes may follow
         reinplace_inplaceable_ops,
         decompose_triton_kernel_wrapper_functional,

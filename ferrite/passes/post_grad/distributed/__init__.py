@@ -9,6 +9,8 @@ overlap         the pass that moves
 packing         several in one tensor
 bucketing       the passes that merge
 ddp, fsdp, reduce_scatters, rows    what data parallel programs look like
+micro_pipeline  products and the collectives beside them, part by part
+low_contention  collectives that leave the processors alone
 agreement       ranks decide alike
 rank_check      and are told where they did not
 report          what a graph does, for the record
@@ -18,6 +20,8 @@ from ferrite.passes.post_grad.distributed.agreement import all_agreed
 from ferrite.passes.post_grad.distributed.bucketing import bucket_all_gather, bucket_all_reduce, bucket_reduce_scatter
 from ferrite.passes.post_grad.distributed.ddp import fuse_ddp_communication
 from ferrite.passes.post_grad.distributed.fsdp import remove_fsdp2_unsharded_param_graph_input_usage
+from ferrite.passes.post_grad.distributed.low_contention import low_contention_collectives
+from ferrite.passes.post_grad.distributed.micro_pipeline import micro_pipeline_tp_pass
 from ferrite.passes.post_grad.distributed.overlap import overlap_scheduling
 from ferrite.passes.post_grad.distributed.rank_check import check_ranks
 from ferrite.passes.post_grad.distributed.reduce_scatters import dedup_reduce_scatter
@@ -48,6 +52,8 @@ __all__ = [
     "decompose_collectives",
     "dedup_reduce_scatter",
     "fuse_ddp_communication",
+    "low_contention_collectives",
+    "micro_pipeline_tp_pass",
     "overlap_scheduling",
     "remove_fsdp2_unsharded_param_graph_input_usage",
 ]

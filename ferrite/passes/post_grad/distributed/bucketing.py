@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -21,10 +21,10 @@ from ferrite.machines import AnyMachine, machine_of
 from ferrite.passes.post_grad.distributed.agreement import decide
 from ferrite.passes.post_grad.distributed.exchanges import MEMBERS, WHY, Exchange
 from ferrite.passes.post_grad.distributed.layout import Layout, rewrite_order
-from ferrite.passes.post_grad.distributed.overlap import MIN_GAIN, layout_of, limits_for
+from ferrite.passes.post_grad.distributed.overlap import MIN_GAIN, layout_of
 from ferrite.passes.post_grad.distributed.packing import Merge, refusal_to_merge
 from ferrite.passes.post_grad.distributed.settings import MB, Buckets, Overlap, chosen, is_auto
-from ferrite.passes.post_grad.distributed.timeline import Job, Placement, forecast
+from ferrite.passes.post_grad.distributed.timeline import Job, Limits, Placement, forecast
 from ferrite.pipeline import PassContext, graph_pass
 
 Cap = Callable[[int], float]  # bytes of the bucket with a number
@@ -177,7 +177,8 @@ def done_after(layout: Layout, buckets: Iterable[Sequence[Exchange]], machine: A
     for members in buckets:
         jobs.append(merged_job(members, layout))
         copying += 2 * sum(each.given + each.result for each in members) / machine.copy_bytes_per_second
-    limits = replace(limits_for(layout, Overlap()), held=[], memory=float("inf"))
+    usual = Overlap()
+    limits = Limits(in_flight=usual.in_flight_mb * MB, prefetch=usual.prefetch, work=layout.work, slack=usual.slack)
     placed = Placement(jobs, layout.clock, limits).placed()
     return forecast(placed, layout.clock).total + copying + len(jobs) * machine.call_seconds
 

@@ -35,7 +35,7 @@ KINDS: Mapping[str, str] = {
     "irecv": "send",
     "batch_p2p_ops": "send",
 }
-BY_TARGET: Mapping[Any, str] = {
+BY_TARGET: dict[Any, str] = {
     target: kind
     for name, kind in KINDS.items()
     if (target := torch_api.find_operator(f"_c10d_functional.{name}.default")) is not None
@@ -47,6 +47,21 @@ WAIT = torch_api.find_operator("_c10d_functional.wait_tensor.default")
 # Among the metadata of a start: why a pass left it as it is, in the words of the report; and how many were merged.
 WHY = "why_not_moved"
 MEMBERS = "members_of_bucket"
+# And that it is a part of one that was taken apart, so that nobody puts it together again.
+PART = "part_of_collective"
+
+
+COPIES = {ALL_GATHER: "_low_contention_all_gather", REDUCE_SCATTER: "_low_contention_reduce_scatter"}
+
+
+def copies_of(target: Any) -> Any | None:
+    """The operator that does the same by copies in memory that ranks share, a collective from then on: torch defines it
+    when that memory is first asked for."""
+    name = COPIES.get(target)
+    found = torch_api.find_operator(f"symm_mem.{name}.default") if name is not None else None
+    if found is not None:
+        BY_TARGET[found] = BY_TARGET[target]
+    return found
 
 
 @dataclass(frozen=True, eq=False)

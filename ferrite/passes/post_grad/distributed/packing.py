@@ -25,6 +25,7 @@ from ferrite.passes.post_grad.distributed.exchanges import (
     ALL_GATHER,
     ALL_REDUCE,
     MEMBERS,
+    PART,
     REDUCE_SCATTER,
     WAIT,
     Exchange,
@@ -182,6 +183,8 @@ def refusal_to_merge(exchange: Exchange, style: str) -> Refusal | None:
         return Refusal("it is no collective on one tensor")
     if len(exchange.waits) != 1 or len(start.users) != 1:
         return Refusal("its result is read before anybody waits for it")
+    if PART in start.meta:
+        return Refusal("it is a part of one that was taken apart")
     if start.kwargs:
         return Refusal("it is spelled with keywords")
     if exchange.kind == "reduce_scatter":

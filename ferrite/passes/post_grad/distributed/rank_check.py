@@ -25,9 +25,9 @@ _compiled: collections.Counter[str] = collections.Counter()  # by what was compi
 
 def check_ranks(record: CommunicationRecord, direction: str, line: ModelLine | None, options: Options) -> None:
     """Compare the collectives of a graph with those of the first rank that compiled it, group by group."""
-    settings = chosen(options, "spmd_check", SpmdCheck) or (SpmdCheck() if options.distributed == "off" else None)
+    settings = chosen(options, "spmd_check", SpmdCheck) or SpmdCheck()
     store = torch_runtime.store_of_job()
-    if settings is None or store is None:
+    if store is None:
         return
     groups: dict[str, list[CollectiveRecord]] = {}
     for each in record.collectives:
@@ -39,11 +39,23 @@ def check_ranks(record: CommunicationRecord, direction: str, line: ModelLine | N
         with _lock:
             _compiled[subject] += 1
             number = _compiled[subject]
+            places = f"{group}/{direction}"
+            _compiled[places] += number == 1
+            place_number = _compiled[places]
         here = [[each.signature, each.node, str(each.line or "")] for each in members]
         note = json.dumps([rank, here])
         first = json.loads(store.compare_set(f"ferrite/check/{subject}/{number}", "", note).decode())
-        if [each[0] for each in first[1]] != [each[0] for each in here]:
+        if signatures(first[1]) != signatures(here):
             differ(rank, here, first, group, f"{direction} graph, {line}", settings, is_first=number == 1)
+        elif number == 1 and direction != "backward":  # those are compiled in any order
+            # another line, and so perhaps another program: none before the first of a group is only compiled elsewhere
+            other = json.loads(store.compare_set(f"ferrite/check/{places}/graph {place_number}", "", note).decode())
+            if signatures(other[1]) != signatures(here):
+                differ(rank, here, other, group, f"{direction} graph, {line}", settings, is_first=place_number == 1)
+
+
+def signatures(members: list[list[str]]) -> list[str]:
+    return [each[0] for each in members]
 
 
 def differ(

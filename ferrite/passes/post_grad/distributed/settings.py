@@ -46,6 +46,22 @@ class DdpFuse:
 
 
 @dataclass(frozen=True)
+class AsyncTp:
+    """Into how many parts products and the collectives beside them are taken apart, where ranks share no memory."""
+
+    chunks: int = at_least(2, 2)
+
+
+@dataclass(frozen=True)
+class LowContention:
+    """Megabytes of a rank from which on a collective leaves the processors to what is computed. `ignore_overlap`: also
+    where nothing is computed meanwhile."""
+
+    min_mb: float = at_least(0, 16.0)
+    ignore_overlap: bool = False
+
+
+@dataclass(frozen=True)
 class Overlap:
     """`in_flight_mb`: of collectives that have begun and are not over. `prefetch`: matrix products and the like that a
     collective may begin ahead of. `memory_mb` and `memory_percent`: how much more the graph may hold at its peak, the
@@ -70,6 +86,7 @@ class SpmdCheck:
 
 # Every name that the option may hold, with the settings it takes.
 SETTINGS: Mapping[str, type[Any]] = {
+    "async_tp": AsyncTp,
     "ddp_fuse": DdpFuse,
     "spmd_check": SpmdCheck,
     "decompose_comms": NoSettings,
@@ -78,6 +95,7 @@ SETTINGS: Mapping[str, type[Any]] = {
     "bucket_ar": Buckets,
     "bucket_ag": Buckets,
     "overlap": Overlap,
+    "low_contention": LowContention,
 }
 AUTO = frozenset({"ddp_fuse", "spmd_check", "dedup_reduce_scatter", "bucket_rs", "bucket_ar", "bucket_ag", "overlap"})
 

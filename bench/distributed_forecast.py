@@ -1,0 +1,290 @@
+"""What collectives would cost on many GPUs, on paper: forecasts of the cost model, made in one process.
+
+    python -m bench.distributed_forecast --step         a training step of seven billion parameters on 64 ranks
+    python -m bench.distributed_forecast --passes       how long the passes take, by the number of collectives
+
+The step has the sizes of a transformer with 32 layers of width 4096. Parameters are spread over 8 ranks of a machine
+(tensor and sequence parallel), and each part over 8 machines (FSDP, gathered again for the gradients). One graph of
+forward and backward is traced with fake values in a process group of imagined ranks; passes run on it as they do when
+it is compiled. Nothing is computed, and nothing sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.flop_counter import register_flop_formula
+
+from bench.measure import write
+from bench.report import in_markdown, show
+from ferrite.machines import Network, machine_of, network_of
+from ferrite.options import Options, resolve
+from ferrite.passes import captured_communication, communication_of
+from ferrite.passes.post_grad import POST_GRAD
+from ferrite.pipeline import PassContext, Pipeline, run_pipeline
+
+collectives = torch.ops._c10d_functional
+aten = torch.ops.aten
+STEPS = (
+    "view_to_reshape",
+    "micro_pipeline_tp_pass",
+    "fuse_ddp_communication",
+    "dedup_reduce_scatter",
+    "bucket_reduce_scatter",
+    "bucket_all_reduce",
+    "bucket_all_gather",
+    "overlap_scheduling",
+)
+
+
+def gathered(x: torch.Tensor, group: str, ranks: int) -> torch.Tensor:
+    return collectives.wait_tensor(collectives.all_gather_into_tensor(x, ranks, group))
+
+
+def scattered(x: torch.Tensor, group: str, ranks: int, op: str = "sum") -> torch.Tensor:
+    return collectives.wait_tensor(collectives.reduce_scatter_tensor(x.contiguous(), op, ranks, group))
+
+
+# --- attention, as one call: on fake values torch would take it apart -------------------------------------------------
+
+LIBRARY = torch.library.Library("bench", "FRAGMENT")
+LIBRARY.define("attention(Tensor q, Tensor k, Tensor v) -> Tensor")
+LIBRARY.define("attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor, Tensor)")
+LIBRARY.impl("attention", lambda q, k, v: torch.empty_like(q), "Meta")
+LIBRARY.impl("attention_backward", lambda gradient, q, k, v: tuple(map(torch.empty_like, (q, k, v))), "Meta")
+
+
+def operations(query: Sequence[int], products: int) -> int:
+    """Of causal attention, which leaves out half."""
+    heads, rows, size = query
+    return products * heads * rows * rows * size
+
+
+@register_flop_formula(torch.ops.bench.attention)  # type: ignore[misc]
+def attention_operations(query: Any, *_: Any, **__: Any) -> int:
+    return operations(query, 2)
+
+
+@register_flop_formula(torch.ops.bench.attention_backward)  # type: ignore[misc]
+def attention_backward_operations(_gradient: Any, query: Any, *_: Any, **__: Any) -> int:
+    return operations(query, 5)
+
+
+class Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *operands: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*operands)
+        return torch.ops.bench.attention(*operands)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return torch.ops.bench.attention_backward(gradient, *ctx.saved_tensors)
+
+
+# --- a step -----------------------------------------------------------------------------------------------------------
+
+
+class Mesh:
+    """Ranks 0 to 7 of a machine share layers; rank r of every machine shares a part of the parameters."""
+
+    def __init__(self, tensor: int, data: int) -> None:
+        self.tensor, self.data = tensor, data
+        inside = [dist.new_group(list(range(first, first + tensor))) for first in range(0, tensor * data, tensor)]
+        between = [dist.new_group(list(range(first, tensor * data, tensor))) for first in range(tensor)]
+        self.inside, self.between = inside[0].group_name, between[0].group_name
+
+
+class Product(torch.autograd.Function):
+    """`x @ weight`, of a weight that every rank has a part of: gathered, and gathered again for the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, shard: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+        ctx.save_for_backward(x, shard)
+        ctx.mesh = mesh
+        return x @ gathered(shard, mesh.between, mesh.data)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, shard = ctx.saved_tensors
+        weight = gathered(shard, ctx.mesh.between, ctx.mesh.data)
+        return gradient @ weight.t(), scattered(x.t() @ gradient, ctx.mesh.between, ctx.mesh.data, "avg"), None
+
+
+class Rows(torch.autograd.Function):
+    """Rows of all ranks of a machine; their gradients are added up, and shared out."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+        ctx.mesh = mesh
+        return gathered(x, mesh.inside, mesh.tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return scattered(gradient, ctx.mesh.inside, ctx.mesh.tensor), None
+
+
+class Sums(torch.autograd.Function):
+    """What ranks of a machine have parts of, added up; each has its rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+        ctx.mesh = mesh
+        return scattered(x, mesh.inside, mesh.tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gathered(gradient.contiguous(), ctx.mesh.inside, ctx.mesh.tensor), None
+
+
+def layer(x: torch.Tensor, weights: Sequence[torch.Tensor], mesh: Mesh, size: int) -> torch.Tensor:
+    query, key, value, out, gate, up, down = weights
+    rows = Rows.apply(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6), mesh)
+    projected = [
+        Product.apply(rows, each, mesh).unflatten(-1, (-1, size)).transpose(0, 1) for each in (query, key, value)
+    ]
+    found = Attention.apply(*projected)
+    x = x + Sums.apply(Product.apply(found.transpose(0, 1).flatten(1), out, mesh), mesh)
+    rows = Rows.apply(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6), mesh)
+    inner = torch.nn.functional.silu(Product.apply(rows, gate, mesh)) * Product.apply(rows, up, mesh)
+    return x + Sums.apply(Product.apply(inner, down, mesh), mesh)
+
+
+def traced_step(mesh: Mesh, layers: int, width: int, inner: int, tokens: int, device: str) -> torch.fx.GraphModule:
+    shapes = [(width, width // mesh.tensor)] * 3 + [(width // mesh.tensor, width)]
+    shapes += [(width, inner // mesh.tensor)] * 2 + [(inner // mesh.tensor, width)]
+
+    def step(x: torch.Tensor, *shards: torch.Tensor) -> list[torch.Tensor]:
+        y = x
+        for first in range(0, len(shards), len(shapes)):
+            y = layer(y, shards[first : first + len(shapes)], mesh, 128)
+        return list(torch.autograd.grad(y.float().pow(2).mean(), shards))
+
+    with FakeTensorMode():
+        kind = {"dtype": torch.bfloat16, "device": device}
+        x = torch.empty(tokens // mesh.tensor, width, **kind)  # type: ignore[call-overload]
+        shards = [
+            torch.empty(rows // mesh.data, columns, requires_grad=True, **kind)  # type: ignore[call-overload]
+            for _ in range(layers)
+            for rows, columns in shapes
+        ]
+        return make_fx(step)(x, *shards)
+
+
+def after(gm: torch.fx.GraphModule, options: Options) -> tuple[Any, float]:
+    """What passes make of the collectives, and how long they take."""
+    captured = captured_communication(gm, options)
+    pipeline = Pipeline("post_grad", tuple(each for each in POST_GRAD.passes if each.name in STEPS))
+    start = time.perf_counter()
+    run_pipeline(pipeline, gm, PassContext(options, False))
+    return communication_of(gm, options, captured), time.perf_counter() - start
+
+
+def row(name: str, count: int, seconds: float, exposed: float, compute: float) -> tuple[str, ...]:
+    share = f"{max(1 - exposed / seconds, 0):.0%}"
+    times = (f"{value * 1e3:.1f}" for value in (seconds, exposed, compute + exposed))
+    return (name, str(count), *times, share)
+
+
+def step_forecast(chosen: argparse.Namespace) -> None:
+    dist.init_process_group("fake", rank=0, world_size=64, store=FakeStore())
+    mesh = Mesh(8, 8)
+    rows = []
+    for name, distributed in (("scheduled", "auto"), ("moved, products by parts", ["overlap", "async_tp"])):
+        gm = traced_step(mesh, chosen.layers, 4096, 11008, chosen.tokens, chosen.device)
+        record, seconds = after(gm, resolve({"strict": True, "distributed": distributed}, environ={}))
+        before = record.captured
+        if not rows:
+            rows.append(row("as captured", before.collectives, before.seconds, before.exposed, record.compute_seconds))
+        rows.append(row(name, len(record.collectives), record.seconds, record.exposed, record.compute_seconds))
+        print(f"{name}: {seconds:.1f} s of passes", flush=True)
+    machine, network = machine_of(torch.device(chosen.device)), network_of(chosen.device)
+    lines = assumptions(chosen, machine, network, record.compute_seconds)
+    columns = ("collectives", "how many", "on links ms", "waited ms", "step ms", "hidden")
+    show("a step of 7 billion parameters on 64 ranks, forecast", columns, rows, lines)
+    if chosen.write:
+        text = [*in_markdown(columns, rows), "", *(f"- {line}" for line in lines), "", "```", str(network), "```"]
+        write("distributed-forecast", "A step of seven billion parameters on 64 GPUs, on paper", text)
+
+
+def assumptions(chosen: argparse.Namespace, machine: Any, network: Network, compute: float) -> list[str]:
+    return [
+        "Nothing was run: all times are forecasts of the cost model, from operations, bytes and links.",
+        f"{chosen.layers} layers of width 4096, 32 heads, an inner width of 11008, bfloat16; embeddings left out.",
+        f"{chosen.tokens} tokens for each of 8 data parallel groups; causal attention, of which half is left out.",
+        "8 machines of 8 GPUs: layers over the GPUs of one machine (tensor and sequence parallel), parameters over "
+        "machines (FSDP, resharded after forward: each is gathered twice, and its gradient scattered once).",
+        f"Links: {network.where}, of which collectives get a part: see below.",
+        f"Computing: {machine.flops_per_second(2) / 1e12:.0f} TFLOP/s in 16 bits, memory "
+        f"{machine.copy_bytes_per_second / 1e12:.1f} TB/s (an H200, which copies four times as fast: the cost model "
+        f"is careful, and elementwise work is not fused here). All of it takes {compute * 1e3:.0f} ms.",
+        "Collectives of one group follow each other; those of different groups do not slow each other down.",
+        "Optimizer, gradient clipping and loss are not in the graph.",
+    ]
+
+
+# --- how long passes take ---------------------------------------------------------------------------------------------
+
+
+def chain(number: int) -> torch.fx.GraphModule:
+    """Half as many gathers and half as many scatters as asked for, a product between each two."""
+
+    def fn(x: torch.Tensor, *shards: torch.Tensor) -> list[torch.Tensor]:
+        found = []
+        for shard in shards:
+            x = torch.relu(x @ gathered(shard, "0", 8))
+            found.append(scattered(x.t() @ x, "0", 8))
+        return found
+
+    with FakeTensorMode(), torch.no_grad():
+        return make_fx(fn)(torch.empty(64, 64), *(torch.empty(8, 64) for _ in range(number // 2)))
+
+
+def times_of_passes(chosen: argparse.Namespace) -> None:
+    dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+    options = resolve({"strict": True}, environ={})
+    rows = []
+    after(chain(20), options)  # imports
+    for number in (125, 250, 500, 1000):
+        gm = chain(number)
+        nodes = len(gm.graph.nodes)
+        record, seconds = after(gm, options)
+        rows.append(
+            (str(number), str(nodes), f"{seconds:.2f}", f"{seconds / number * 1e3:.2f}", str(len(record.collectives)))
+        )
+    columns = ("collectives", "nodes", "s", "ms for each", "afterwards")
+    show("passes over collectives", columns, rows)
+    if chosen.write:
+        write("distributed-passes", "How long passes over collectives take", in_markdown(columns, rows))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.distributed_forecast",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--step", action="store_true")
+    parser.add_argument("--passes", action="store_true")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--device", default="meta", help=argparse.SUPPRESS)
+    parser.add_argument("--write", action="store_true", help="bench/results/distributed-*-MACHINE.md")
+    chosen = parser.parse_args(argv)
+    if chosen.passes:
+        times_of_passes(chosen)
+    if chosen.step:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        step_forecast(chosen)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What failed between processes says which collective it was, and which line of the model it is from.
+
+A collective that another process never answers fails where somebody waits for it, with the process group's own words,
+which say nothing of the program.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ferrite.errors import layout
+from ferrite.graph import ModelLine
+
+NAMESPACE = "_c10d_functional."
+STARTED = re.compile(r"\bop__c10d_functional_(?!wait_tensor)(\w+)\(")
+
+
+def is_exchange(path: str) -> bool:
+    """Whether an operator exchanges data with other processes, by its path."""
+    return NAMESPACE in path
+
+
+def with_place(
+    call: Callable[..., Any], rows: Sequence[str], lines: Mapping[int, ModelLine], namespace: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """The same call, for a host program of such rows; where it fails, its row says what failed. `lines`: of the model,
+    by row; `namespace`: by which the program's own frames are known."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except RuntimeError as problem:
+            frame = sys._getframe(1)
+            if frame.f_globals is not namespace:  # a program with ranges for a profiler has other rows
+                raise
+            place = frame.f_lineno - 1
+            facts = {"collective": collective_at(rows, place), "model line": str(lines.get(place, "not known"))}
+            problem.args = (layout(str(problem), facts), *problem.args[1:])
+            raise
+
+    return run
+
+
+def collective_at(rows: Sequence[str], place: int) -> str:
+    """The one that begins in a row, or that it waits for: the last before it that has the same tensor."""
+    waited = re.search(r"\((\w+)", rows[place])
+    tensor = re.compile(rf"\b{waited[1] if waited is not None else ''}\b")
+    for row in reversed(rows[: place + 1]):
+        begun = STARTED.search(row)
+        if begun is not None and (row is rows[place] or tensor.search(row)):
+            return begun[1]
+    return "not known"
