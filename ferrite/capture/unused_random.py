@@ -73,7 +73,7 @@ def draws_random_numbers(node: torch.fx.Node) -> bool:
         return False
     if fake_value(node) is None and is_barrier(node):
         return False  # it switches a mode, or may: trying it out would leave autocast on for all that follows
-    watcher = Watcher()
+    watcher = RandomCallsMode()
     try:
         with fake_mode, torch.no_grad(), leaving_no_symbols(fake_mode):
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), stand_in)
@@ -103,7 +103,7 @@ def stand_in(node: torch.fx.Node) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-class Watcher(torch_api.DispatchMode):
+class RandomCallsMode(torch_api.DispatchMode):
     """Notices operators that draw from a random generator."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 from ferrite.cli import specs
 from ferrite.cli.compile import backward, find, parse_option
 from ferrite.errors import Refusal, UserError
-from ferrite.targets import Watcher, reason_against_measuring, watched_by, where
+from ferrite.targets import TuningWatcher, reason_against_measuring, watched_by, where
 from ferrite.tune import Found, Problem, Record, add_to, merged_files, read_record, write
 
 EXPLAIN = """
@@ -128,7 +128,7 @@ def compile_and_run(chosen: argparse.Namespace) -> None:
             backward(outputs)
 
 
-class TuningProgress(Watcher):
+class TuningProgress(TuningWatcher):
     """A line that shows what is measured, and what was found so far."""
 
     def __init__(self, progress: Progress, until: float) -> None:

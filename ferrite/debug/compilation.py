@@ -22,7 +22,7 @@ from ferrite.debug import repro
 from ferrite.debug.details import GraphDetails
 from ferrite.debug.dump import Dump, DumpFolder
 from ferrite.debug.graph_record import eager_record
-from ferrite.debug.progress import Watch, log
+from ferrite.debug.progress import CompilationProgress, log
 from ferrite.debug.record import CompileRecord, GraphRecord, forget_record, start_record
 from ferrite.errors import CompilerBug, FerriteError, Refusal, layout
 from ferrite.graph import ModelLine, first_model_line, model_line
@@ -54,7 +54,7 @@ class Compilation:
         self.record: CompileRecord = start_record(options, first_model_line(gm.graph.nodes))
         if options.report is not None:
             self.record.capture = torch_api.about_capture()
-        self.watch = Watch(options, self.record.line)
+        self.watch = CompilationProgress(options, self.record.line)
         self.fuels: dict[str, Fuel] = {}  # where one stage has some
         self.dump_folder = DumpFolder(options.dump_dir)
         self.times: Times = no_times  # of matrix products: what passes may ask for

@@ -41,7 +41,7 @@ class Progress:
         return f"{self.stage}{made}, {self.seconds:.1f} s" + (f"  ({self.line})" if self.line is not None else "")
 
 
-class Watch:
+class CompilationProgress:
     """One compilation, watched from outside. What it is at is two words, written by whoever compiles."""
 
     def __init__(self, options: Options, line: ModelLine | None) -> None:
@@ -90,7 +90,7 @@ class Watch:
 class TerminalLine:
     """A thread that writes where a compile is, once it takes long. It ends with the compile."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: CompilationProgress) -> None:
         self.watch, self.over, self.width = watch, threading.Event(), 0
         self.thread = threading.Thread(target=self.run, name="ferrite progress", daemon=True)
         self.thread.start()

@@ -163,7 +163,7 @@ def compose(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str,
     fake_args, fake_kwargs = seen.pictured(args), seen.pictured(dict(kwargs))
     mode = mode_of([*flat((fake_args, list(fake_kwargs.values()))), *flat(out)])
     try:
-        with torch.no_grad(), deciding_nothing(ctx, mode), mode, Watch(ctx, seen):
+        with torch.no_grad(), deciding_nothing(ctx, mode), mode, LoweringMode(ctx, seen):
             result = function(*fake_args, **fake_kwargs)
     except (NotLowered, HalfLowered):
         raise
@@ -255,7 +255,7 @@ class Seen:
                 self.remember(fake, value)
 
 
-class Watch(torch_api.DispatchMode):
+class LoweringMode(torch_api.DispatchMode):
     """Sees the operators a decomposition calls on pictures, and lowers each."""
 
     def __init__(self, builder: Builder, seen: Seen) -> None:

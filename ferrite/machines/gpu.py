@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from ferrite.machines.gpu_attention import ATTENTION_BLOCKS, AttentionMachine
 from ferrite.tune import ProductConfig
 
+MATRIX_UNIT_SIDE = 16  # of the smallest blocks that Triton has matrix units multiply, on any GPU
+
 
 @dataclass(frozen=True)
 class MatrixSpeeds:

@@ -16,7 +16,7 @@ class OutOfTime(Exception):
     """The watcher has no time for the rest of a problem: what was measured of it says nothing."""
 
 
-class Watcher:
+class TuningWatcher:
     """All that can be asked and told; does nothing."""
 
     def has_time(self) -> bool:
@@ -38,15 +38,15 @@ class Watcher:
         """There was no time for it."""
 
 
-_watchers = [Watcher()]
+_watchers = [TuningWatcher()]
 
 
-def watcher() -> Watcher:
+def watcher() -> TuningWatcher:
     return _watchers[-1]
 
 
 @contextlib.contextmanager
-def watched_by(new: Watcher) -> Iterator[None]:
+def watched_by(new: TuningWatcher) -> Iterator[None]:
     """Of this process: a backward graph is compiled in a thread of autograd's."""
     _watchers.append(new)
     try:

@@ -41,7 +41,7 @@ def ddp(mode: Any, **more: Any) -> Program:
         # several buckets, of so small a model
         with (
             pytest.MonkeyPatch.context() as patch,
-            torch._dynamo.config.patch(optimize_ddp=mode, compiled_autograd=by_autograd),  # type: ignore[attr-defined]
+            torch._dynamo.config.patch(optimize_ddp=mode, compiled_autograd=by_autograd),
         ):
             patch.setattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", 4096)
             compare(build, rank)
@@ -164,14 +164,14 @@ def checkpointed(rank: int) -> None:
     folder = [tempfile.mkdtemp(dir=os.environ["RANKS_FOLDER"]) if rank == 0 else None]
     dist.broadcast_object_list(folder)
     weights, moments = get_state_dict(model, optimizer)
-    checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=folder[0])
+    checkpoint.state_dict_saver.save({"model": weights, "optimizer": moments}, checkpoint_id=folder[0])
     steps(model, optimizer, data[3:])
     wanted = [whole(each) for each in model.parameters()]
     torch.manual_seed(1)
     other, its_optimizer = made()
     weights, moments = get_state_dict(other, its_optimizer)
     saved = {"model": weights, "optimizer": moments}
-    checkpoint.load(saved, checkpoint_id=folder[0])
+    checkpoint.state_dict_loader.load(saved, checkpoint_id=folder[0])
     set_state_dict(other, its_optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
     steps(other, its_optimizer, data[3:])
     for mine, theirs in zip(other.parameters(), wanted, strict=True):

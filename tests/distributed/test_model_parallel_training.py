@@ -195,7 +195,7 @@ def experts(counts: list[list[int]] | None) -> Program:
             module = Experts(counts)
             return module, compiled(module) if is_compiled else module
 
-        with torch._dynamo.config.patch(capture_scalar_outputs=counts is None):  # type: ignore[attr-defined]
+        with torch._dynamo.config.patch(capture_scalar_outputs=counts is None):
             compare(build, rank, everywhere=False)
         kinds = {each.kind for _, graph in ferrite.last_compile().communication.graphs for each in graph.collectives}
         assert "all_to_all" in kinds

@@ -56,7 +56,7 @@ def watched(monkeypatch, patience: float, stream: io.StringIO, **options) -> str
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr(progress, "PATIENCE_SECONDS", patience)
     monkeypatch.setattr(progress, "PERIOD_SECONDS", 0.01)
-    watch = progress.Watch(Options(**options), None)
+    watch = progress.CompilationProgress(Options(**options), None)
     with watch.watching():
         watch.at("lower")
         time.sleep(0.15)

@@ -22,13 +22,13 @@ from ferrite.graph import HALVES
 from ferrite.ir import ZERO, Axis, Const, Expr, Local, Number, Op, Param, cast, number
 from ferrite.ir.kernel import Attend, Store
 from ferrite.ir.program import Attention, BlockList, Destination
+from ferrite.machines import MATRIX_UNIT_SIDE
 
 LOG2_E = 1.4426950408889634
-MIN_SIDE = 16  # of blocks that matrix units multiply
 NOTHING = 'float("-inf")'
 
 
-class Printer(Protocol):
+class StatementPrinter(Protocol):
     """What prints the statements around."""
 
     module: Module
@@ -39,7 +39,7 @@ class Printer(Protocol):
     def number(self, axis: Axis, text: str) -> None: ...
 
 
-def print_attention(printer: Printer, statement: Attend, scope: Scope) -> None:
+def print_attention(printer: StatementPrinter, statement: Attend, scope: Scope) -> None:
     """`scope`: one dimension, of rows, or of keys where their gradients are wanted."""
     if statement.operation.gradients is None:
         _Forward(printer, statement, scope).print()
@@ -52,7 +52,7 @@ def print_attention(printer: Printer, statement: Attend, scope: Scope) -> None:
 class _Attention:
     """`mine`: the axis that a program has a block of; `other`: the one that it goes through."""
 
-    def __init__(self, printer: Printer, statement: Attend, scope: Scope) -> None:
+    def __init__(self, printer: StatementPrinter, statement: Attend, scope: Scope) -> None:
         self.printer, self.statement, self.scope = printer, statement, scope
         self.module: Module = printer.module
         self.one: Attention = statement.operation
@@ -91,7 +91,7 @@ class _Attention:
 
     def width(self, axis: Axis) -> int:
         assert isinstance(axis.extent, Number)
-        return max(power_of_two(axis.extent.value), MIN_SIDE)
+        return max(power_of_two(axis.extent.value), MATRIX_UNIT_SIDE)
 
     def size(self, axis: Axis) -> int:
         if axis is self.mine:

@@ -16,8 +16,7 @@ from ferrite.codegen.triton.values import Evaluation
 from ferrite.graph import HALVES
 from ferrite.ir import Cast, Const, Data, Expr, Load, Op, nodes_of
 from ferrite.ir.kernel import Loop, Update
-
-MIN_SIDE = 16  # lanes of each dimension, from which on matrix units are used
+from ferrite.machines import MATRIX_UNIT_SIDE
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ def block_product(loop: Loop, scope: Scope, tiles: Container[str]) -> BlockProdu
     lies as the dimensions around do."""
     if loop.kind != "reduction" or len(scope.axes) != 2 or any(mask.bounds is None for mask in scope.masks):
         return None
-    if min(loop.lanes, *(item.block.most for item in scope.axes)) < MIN_SIDE or len(loop.body) != 1:
+    if min(loop.lanes, *(item.block.most for item in scope.axes)) < MATRIX_UNIT_SIDE or len(loop.body) != 1:
         return None
     (update,) = loop.body
     if not isinstance(update, Update) or len(update.values) != 1:

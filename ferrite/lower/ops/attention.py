@@ -40,17 +40,17 @@ from ferrite.lower.loops import add_reduce
 from ferrite.lower.memory import wanted_strides
 from ferrite.lower.table import lowers, lowers_later
 from ferrite.lower.value import Box, Value, whole
+from ferrite.machines import MATRIX_UNIT_SIDE
 
 FORWARD, BACKWARD = (torch_api.higher_order(name) for name in ("flex_attention", "flex_attention_backward"))
 TYPES = (torch.float32, *HALVES)
 WHOLE_LENGTH = 1 << 30  # the side of a block by which torch says that there are no blocks
 MAX_COLUMNS = 256  # of a head: a program has a row of it in registers
-LEAST_SIDE = 16  # of a block that matrix units multiply
 LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
-class Operands:
+class AttentionOperands:
     """What both directions are given. `place`: batch, head of keys, head of queries for one of keys, row, key."""
 
     query: Value
@@ -79,7 +79,7 @@ class Operands:
         return value.at((ZERO if self.is_shared else batch, head, key, last))
 
 
-def operands_of(ctx: Builder, query: Value, key: Value, value: Value) -> Operands:
+def operands_of(ctx: Builder, query: Value, key: Value, value: Value) -> AttentionOperands:
     if query.device.type not in ctx.attention_on:
         raise NotLowered(f"attention has no kernel of its own on {query.device.type}")
     if {query.dtype, key.dtype, value.dtype} != {query.dtype} or query.dtype not in TYPES:
@@ -102,7 +102,7 @@ def operands_of(ctx: Builder, query: Value, key: Value, value: Value) -> Operand
     place = tuple(axis(name, size) for name, size in zip(("b0", "k0", "g0", "m0", "n0"), sizes, strict=True))
     fakes = [each.fake for each in (query, key, value)]
     summed, columns = axis("d0", query.sizes[3]), axis("e0", value.sizes[3])
-    return Operands(query, key, value, place, summed, columns, mode_of(fakes))  # type: ignore[arg-type]
+    return AttentionOperands(query, key, value, place, summed, columns, mode_of(fakes))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Functions:
 
 def functions_of(
     ctx: Builder,
-    given: Operands,
+    given: AttentionOperands,
     score_mod: Any,
     mask_mod: Any,
     scale: Any,
@@ -159,7 +159,7 @@ class Blocks:
     row_blocks: tuple[BlockList, ...]
 
 
-def blocks_of(ctx: Builder, given: Operands, block_mask: Sequence[Any], with_rows: bool) -> Blocks:
+def blocks_of(ctx: Builder, given: AttentionOperands, block_mask: Sequence[Any], with_rows: bool) -> Blocks:
     """Of what torch hands over: lengths, then lists of blocks of keys for rows and of rows for keys, of each those in
     which scores are asked about and those that are allowed as a whole; last the sides of blocks, and the function."""
     sides = block_mask[-3], block_mask[-2]
@@ -167,8 +167,8 @@ def blocks_of(ctx: Builder, given: Operands, block_mask: Sequence[Any], with_row
         raise NotLowered("blocks whose size is known only when it runs")
     if min(sides) >= WHOLE_LENGTH:
         return Blocks((0, 0), (), ())
-    if any(side % LEAST_SIDE for side in sides):
-        raise NotLowered(f"blocks of {sides[0]} by {sides[1]}: matrix units multiply {LEAST_SIDE} at a time")
+    if any(side % MATRIX_UNIT_SIDE for side in sides):
+        raise NotLowered(f"blocks of {sides[0]} by {sides[1]}: matrix units multiply {MATRIX_UNIT_SIDE} at a time")
     _, _, _, row, key = given.place
     key_blocks = lists_of(ctx, given, block_mask[2:6], row // sides[0], 0)
     row_blocks: tuple[BlockList, ...] = ()
@@ -177,7 +177,9 @@ def blocks_of(ctx: Builder, given: Operands, block_mask: Sequence[Any], with_row
     return Blocks(sides, key_blocks, row_blocks)
 
 
-def lists_of(ctx: Builder, given: Operands, lists: Sequence[Any], at: Index, first: int) -> tuple[BlockList, ...]:
+def lists_of(
+    ctx: Builder, given: AttentionOperands, lists: Sequence[Any], at: Index, first: int
+) -> tuple[BlockList, ...]:
     found: list[BlockList] = []
     for number, (counts, places) in enumerate(zip(lists[::2], lists[1::2], strict=True)):
         if counts is None and number:

@@ -22,7 +22,7 @@ WHY = "it exchanges data with other processes"
 
 
 @dataclass
-class Exchange:
+class PendingCollective:
     """A collective on its way: the storages it was given, and those of its results that nobody has waited for."""
 
     operands: set[str]
@@ -35,7 +35,7 @@ def begin(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str, A
     started = next(item for item in reversed(ctx.operations) if isinstance(item, Collective))
     in_exchange = {ctx.buffers[access.buffer].storage for access in (*reads(started), *writes(started))}
     results = {ctx.buffers[ctx.realise(value.box)].storage for value in flat(values) if isinstance(value, Value)}
-    ctx.exchanges.append(Exchange(in_exchange, results))
+    ctx.exchanges.append(PendingCollective(in_exchange, results))
     return values
 
 

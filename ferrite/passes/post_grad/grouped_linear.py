@@ -38,7 +38,7 @@ INNER_TILES = 2  # asked for by the packing operator, which packs the same for e
 ZERO_OF_INT4 = 8  # the packed number that stands for zero
 
 
-Operands = Mapping[Any, tuple[str, str]]  # for each operator, the names of what it reads and of its weight
+OperandNames = Mapping[Any, tuple[str, str]]  # for each operator, the names of what it reads and of its weight
 Write = Callable[[Writer, torch.fx.Node, Sequence[torch.fx.Node]], list[torch.fx.Node]]
 Problem = Callable[[torch.fx.Node, Sequence[torch.fx.Node]], Refusal | None]
 
@@ -49,10 +49,10 @@ def grouped_gemm_pass(gm: torch.fx.GraphModule, context: PassContext) -> int:
     options = context.options
     if not (options.cpu_grouped_gemm and options.max_autotune):
         return 0
-    total = Merge(gm, context, "grouped_gemm_pass", PRODUCTS).run(plain_problem, write_grouped_products)
+    total = SharedOperandMerge(gm, context, "grouped_gemm_pass", PRODUCTS).run(plain_problem, write_grouped_products)
     if operators.PACKED_LINEAR is not None:
         packed = {operators.PACKED_LINEAR: ("X", "W")}
-        total += Merge(gm, context, "grouped_gemm_pass", packed).run(packed_problem, write_grouped)
+        total += SharedOperandMerge(gm, context, "grouped_gemm_pass", packed).run(packed_problem, write_grouped)
     return total
 
 
@@ -62,7 +62,7 @@ def concat_linear_woq_int4(gm: torch.fx.GraphModule, context: PassContext) -> in
     # A kernel may add up the columns of a wider weight in another order.
     if not context.options.cpu_concat_linear or context.options.numerics == "strict":
         return 0
-    merge = Merge(gm, context, "concat_linear_woq_int4", {INT4_LINEAR: ("self", "mat2")})
+    merge = SharedOperandMerge(gm, context, "concat_linear_woq_int4", {INT4_LINEAR: ("self", "mat2")})
     return merge.run(int4_problem, write_concatenated)
 
 
@@ -173,10 +173,10 @@ def write_concatenated(writer: Writer, x: torch.fx.Node, members: Sequence[torch
 # --- both -------------------------------------------------------------------------------------------------------------
 
 
-class Merge:
+class SharedOperandMerge:
     """Finds groups of calls of some operators that read one tensor, and puts one call in their place."""
 
-    def __init__(self, gm: torch.fx.GraphModule, context: PassContext, name: str, operands: Operands) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, context: PassContext, name: str, operands: OperandNames) -> None:
         self.gm, self.context, self.name, self.operands = gm, context, name, operands
         self.regions, self.mode = Regions(gm.graph), mode_of(gm.graph)
 

@@ -53,7 +53,7 @@ COUNT_FROM_THE_START = frozenset(
 )
 ALIGNMENT = 16  # a result that moves within its memory stays as well aligned as kernels ask for
 ALREADY_THERE = Refusal("it is the operand already")
-Operands = dict[Storage, list[tuple[torch.fx.Node, int]]]  # by the memory they lie in, with bytes further on
+OperandsByStorage = dict[Storage, list[tuple[torch.fx.Node, int]]]  # by the memory they lie in, with bytes further on
 
 
 class MemoryUses:
@@ -129,9 +129,9 @@ class MemoryUses:
             if storage_of(result) in self.aliases.output_storages:
                 self.returned.add(root)
 
-    def by_place(self, operands: Iterable[Any]) -> Operands:
+    def by_place(self, operands: Iterable[Any]) -> OperandsByStorage:
         """Operands by the memory that they lie in."""
-        found: Operands = {}
+        found: OperandsByStorage = {}
         for each in operands:
             if isinstance(each, torch.fx.Node):
                 for storage in self.aliases.of(each):
@@ -140,7 +140,7 @@ class MemoryUses:
         return found
 
     def refusal(
-        self, node: torch.fx.Node, operand: Any, result: Any, others: Operands, *, whole: bool = False
+        self, node: torch.fx.Node, operand: Any, result: Any, others: OperandsByStorage, *, whole: bool = False
     ) -> Refusal | None:
         """Why a node may not write its result into an operand; None if it may. `others`: what it reads besides;
         `whole`: whether it may reach all memory that the operand lies in."""

@@ -22,7 +22,7 @@ from ferrite.graph import HALVES
 from ferrite.ir import Number
 from ferrite.ir.kernel import Attend, Kernel, Loop
 from ferrite.ir.program import Attention, Operation, Program
-from ferrite.machines import AttentionBlocks, GpuMachine
+from ferrite.machines import MATRIX_UNIT_SIDE, AttentionBlocks, GpuMachine
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.gpu.blocks import power_above
@@ -31,7 +31,6 @@ from ferrite.schedule.loops.axes import Body, nested
 from ferrite.schedule.loops.frame import sizes_of
 from ferrite.schedule.target import BuiltKernel
 
-MIN_LANES = 16  # that matrix units multiply
 TYPES = (torch.float32, *HALVES)
 
 
@@ -44,8 +43,8 @@ def refused(operation: Operation) -> Refusal | None:
         return Refusal("matrix units multiply floats of 16 or 32 bits, both factors of one type")
     if not all(isinstance(each.extent, Number) for each in (operation.summed, operation.columns)):
         return Refusal("rows of attention whose length is known only when it runs")
-    if operation.lists and min(map(two_in, operation.block_sides)) < MIN_LANES:
-        return Refusal(f"blocks of {operation.block_sides}: matrix units multiply {MIN_LANES} at a time")
+    if operation.lists and min(map(two_in, operation.block_sides)) < MATRIX_UNIT_SIDE:
+        return Refusal(f"blocks of {operation.block_sides}: matrix units multiply {MATRIX_UNIT_SIDE} at a time")
     return None
 
 
@@ -99,7 +98,7 @@ def blocks_for(operation: Attention, machine: GpuMachine) -> AttentionBlocks:
             wanted = min(wanted, two_in(side))
         if isinstance(each.extent, Number):
             wanted = min(wanted, power_above(each.extent.value))
-        lanes.append(max(wanted, MIN_LANES))
+        lanes.append(max(wanted, MATRIX_UNIT_SIDE))
     return replace(blocks, outer=lanes[0], inner=lanes[1])
 
 

@@ -143,7 +143,8 @@ def gathered_product(exchange: Exchange) -> Pair | Refusal:
 
 def only_look(node: torch.fx.Node) -> torch.fx.Node | None:
     """Who alone reads a node. Equal looks at it that are only multiplied become one first."""
-    first, *others = list(node.users) or [None]
+    users: list[Any] = list(node.users) or [None]
+    first, *others = users
     if first is not None and first.target in RESHAPES:
         for other in others:
             if other.target not in RESHAPES or other.args[1:] != first.args[1:] or not products_of(other):
@@ -165,7 +166,8 @@ def moved_rank(node: torch.fx.Node, ranks: int, sizes: Sequence[Any]) -> int | N
     operand: Any = node.args[0]
     if not same(fake_value(operand).shape, (ranks, *sizes)):
         return None
-    order = [each % (len(sizes) + 1) for each in argument(node, "dims")]
+    dims: Any = argument(node, "dims")
+    order = [each % (len(sizes) + 1) for each in dims]
     place = order.index(0)
     return place if place and order == [*range(1, place + 1), 0, *range(place + 1, len(order))] else None
 
@@ -203,7 +205,8 @@ def scattered_product(exchange: Exchange) -> Pair | Refusal:
             dim = moved
         elif node.target is aten.cat.default and not dim and (split := split_of(node, exchange.shape.size)) is not None:
             between += [node, *split.users]
-            dim, node = argument(split, "dim") % fake_value(split.args[0]).ndim, split
+            whole: Any = split.args[0]
+            dim, node = argument(split, "dim") % fake_value(whole).ndim, split
         elif node.target not in RESHAPES and node.target is not aten.clone.default:
             return Refusal("it is no product that is added up")
         between.append(node)
@@ -229,7 +232,8 @@ def split_of(join: torch.fx.Node, ranks: int) -> torch.fx.Node | None:
 def split_rank(node: torch.fx.Node, ranks: int, sizes: Sequence[Any]) -> int | None:
     """From where a permutation moves the ranks to the front."""
     operand: Any = node.args[0]
-    order = [each % (len(sizes) + 1) for each in argument(node, "dims")]
+    dims: Any = argument(node, "dims")
+    order = [each % (len(sizes) + 1) for each in dims]
     place = order[0]
     if len(order) != len(sizes) + 1 or not same(fake_value(operand).shape, (*sizes[:place], ranks, *sizes[place:])):
         return None
