@@ -30,7 +30,6 @@ from ferrite.capture import (
     GraphKind,
     has_arm_compute_library,
     has_few_threads,
-    uses_mkl_with_wide_vectors,
     works_with_all_of_few_cores,
 )
 from ferrite.errors import NotCached
@@ -182,7 +181,7 @@ def ambient() -> dict[str, str]:
         "precision": ", ".join(f"{name} {answered(ask)}" for name, ask in precision.items()),
         "libraries": f"cudnn {cudnn.enabled}, mkldnn {mkldnn.enabled}",
         "cores": str(has_arm_compute_library() and works_with_all_of_few_cores()),
-        "few threads": str(uses_mkl_with_wide_vectors() and has_few_threads()),
+        "few threads": str(has_few_threads()),
         "inference mode": str(torch.is_inference_mode_enabled()),
     }
 

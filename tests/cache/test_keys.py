@@ -347,6 +347,7 @@ IRRELEVANT = {
     "why_not_moved": "what a report says",
     "decisions about collectives": "set and read after the key is made; the record in an entry has them",
     "members_of_bucket": "set and read after the key is made",
+    "part_of_collective": "set and read after the key is made",
 }
 
 

@@ -43,6 +43,7 @@ def test_forward_matches_eager(architecture: Architecture, golden: Any, monkeypa
     monkeypatch.setenv("FERRITE_PRODUCT_LAYOUTS", "always")  # on any machine
     monkeypatch.setenv("FERRITE_OWN_PRODUCTS", "off")
     monkeypatch.setenv("FERRITE_OWN_CONVOLUTIONS", "off")
+    monkeypatch.setenv("FERRITE_OWN_ATTENTION", "off")
 
     @torch.no_grad()
     def forward(model: Any, call: Callable[..., Any]) -> dict[str, Any]:
