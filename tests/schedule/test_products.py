@@ -395,7 +395,7 @@ def test_the_interpreter_computes_any_rows(machine, strides):
     program = parse_program(OF_ANY_ROWS.format(x=strides[0], w=strides[1]).strip())
     (launch,) = make(program, machine=machine).launches
     assert parse_kernel(str(launch.kernel)) == launch.kernel
-    for rows in (1, 2, 3, 7, 8, 9, 12, 30, 133):
+    for rows in (1, 2, 3, 7, 8, 9, 12, 30):
         y, x, w = torch.full([rows * 20], float("nan")), torch.randn(rows, 16), torch.randn(20, 16)
         memory = {"x": x.flatten(), "w": (w if strides[1] == "[16, 1]" else w.T.contiguous()).flatten(), "y": y}
         run_kernel(launch.kernel, [memory[name] for name in launch.arguments], [rows])
@@ -404,11 +404,11 @@ def test_the_interpreter_computes_any_rows(machine, strides):
 
 def test_a_left_factor_that_is_too_large_to_be_packed_as_a_whole():
     """Each block packs its part, and the right factor is packed for all."""
-    machine = Machine(max_shared_panel_bytes=1 << 14)
-    kernel = kernel_of(summed_across, 300, 64, 40, machine)
+    machine = Machine(max_shared_panel_bytes=1 << 11)
+    kernel = kernel_of(summed_across, 300, 16, 16, machine)
     before, blocks = loops(kernel, "parallel")
     assert [any(isinstance(item, Scratch) for item in walk(loop.body)) for loop in (before, blocks)] == [False, True]
     assert sum(isinstance(item, Scratch) for item in walk(kernel.body)) == 2
-    memory = [torch.full([300 * 40], float("nan")), torch.randn(64 * 300), torch.randn(64 * 40)]
+    memory = [torch.full([300 * 16], float("nan")), torch.randn(16 * 300), torch.randn(16 * 16)]
     run_kernel(kernel, memory)
-    torch.testing.assert_close(memory[0].view(300, 40), memory[1].view(64, 300).T @ memory[2].view(64, 40))
+    torch.testing.assert_close(memory[0].view(300, 16), memory[1].view(16, 300).T @ memory[2].view(16, 16))
