@@ -19,9 +19,9 @@ copied. A capture in another thread would be lost by it: where there are other t
     2nd                       recorded, then replayed
     from then on              replayed, where addresses are as recorded and results are free
 
-Recordings of a GPU run one after the other, whatever streams they are called on. Those whose results are all copied out
-share one pool of memory. One whose results stay has a pool of its own: what a recording frees while it is made goes back
-to its pool, where a later one would find memory for its results, and the first one writes there whenever it is replayed.
+Recordings of a GPU run one after the other, whatever streams they are called on. Those whose results are all copied
+out share one pool of memory. One whose results stay has a pool of its own: what a recording frees while it is made goes
+back to its pool; results of a later one would be put there, and the first writes there whenever it is replayed.
 """
 
 from __future__ import annotations
