@@ -41,8 +41,8 @@ class Input:
     base: str = ""
 
     def expression(self, *, gradients: bool = False, wide: bool = False, device: str = "cpu") -> str:
-        """What makes it; `wide` has the same numbers in float64. On another device they are those that the CPU draws: the
-        program was tried with these, and on a GPU an index that points outside ends the process."""
+        """What makes it; `wide` has the same numbers in float64. On any device they are those that the CPU draws: with
+        these the program was tried, and on a GPU an index that points outside ends the process."""
         if self.base:
             return self.layout.format(self.base)
         shape = f"({', '.join(map(str, self.shape))}{',' if len(self.shape) == 1 else ''})"

@@ -201,8 +201,8 @@ def decompositions_of(operators: Sequence[Any]) -> dict[Any, Callable[..., Any]]
 
 
 def show_constructors_to_modes() -> None:
-    """Let Dynamo show all functions that make tensors to modes, of which a default device is one. In torch 2.11 it shows
-    `torch.zeros` and a few others: an `arange` came out on the CPU."""
+    """Let Dynamo show all functions that make tensors to modes, of which a default device is one. Torch 2.11 shows
+    them `torch.zeros` and a few others: an `arange` came out on the CPU."""
     _functions_that_modes_see().update(_device_constructors())
 
 
