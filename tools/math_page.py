@@ -13,7 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from vector_math import doubles, errors, exact_values, singles
 
-from ferrite.codegen.llvm.math import FUNCTIONS
+from ferrite.codegen.llvm.math.table import FUNCTIONS
 from ferrite.ir.scalar import OPERATORS
 
 HEAD = """# Vector math on the CPU

@@ -74,7 +74,7 @@ def eager(*operators: Any, because: str) -> None:
     _put(EAGER, operators, because)
 
 
-# Work that has kernels of its own kind: called in eager until the code generators have templates for it.
+# Work that libraries have kernels for: called in eager, but where a pass has made another operator of it before.
 TEMPLATES = {
     "matmul": "mm addmm bmm baddbmm addbmm mv addmv dot vdot _int_mm _scaled_mm _grouped_mm _scaled_grouped_mm",
     "convolution": "convolution _convolution convolution_backward convolution_overrideable",

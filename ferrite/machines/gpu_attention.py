@@ -19,7 +19,8 @@ class AttentionBlocks:
 @dataclass(frozen=True)
 class AttentionMachine:
     """Blocks by the length of a row of queries or values, up to which each holds, for the result, for gradients of
-    rows, and for those of keys; in 16 bits, and in 32 for all three. Not measured yet."""
+    rows, and for those of keys; in 16 bits, and in 32 for all three. Taken by a rule, not tuned: what they give is in
+    bench/results/flex-attention.md."""
 
     results: tuple[tuple[int, AttentionBlocks], ...] = (
         (64, AttentionBlocks(128, 64, warps=4, stages=3)),

@@ -152,6 +152,23 @@ def test_a_scaled_sum_of_operands_in_different_order(training):
     assert_same_as_eager(lambda x, y: y + x, stepped, dynamic=True)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_scaled_sums_one_after_the_other(dynamic):
+    """A sum with a factor, of a difference with one, written through and returned with a part of it."""
+
+    def fn(x, y):
+        difference = torch.sub(y, y, alpha=2)
+        result = torch.add(difference, x, alpha=2)
+        part = result[:8]
+        result.clamp_(min=-1)
+        return difference, part, result
+
+    def inputs():
+        return [torch.randn(4, 16), torch.randn(256).as_strided((16, 1, 16), (1, 16, 16))]
+
+    assert_same_as_eager(fn, inputs, dynamic=dynamic)
+
+
 @pytest.mark.parametrize(
     ("matrix", "vector"),
     [

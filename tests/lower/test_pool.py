@@ -162,6 +162,18 @@ def test_windows_as_columns_and_back():
     assert not eager_calls(program_of(fn, torch.randn(2, 3, 7, 8)))
 
 
+def test_many_columns_added_up_are_no_farther_from_double_precision_than_eagers():
+    """Each element is the sum of 1024 numbers, most of which are of the other sign by turns."""
+
+    def fn(columns):
+        return F.fold(columns, (64, 64), (32, 32))
+
+    columns = torch.randn(1, 1024, 33 * 33)
+    exact = fn(columns.double())
+    ours, eager = torch.compile(fn, backend="ferrite", options={"strict": True})(columns), fn(columns)
+    assert (ours - exact).abs().max() <= (eager - exact).abs().max()
+
+
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 2.0, 3.0, math.inf])
 def test_distances_between_rows(p):
     def fn(a, b):

@@ -38,6 +38,7 @@ REFUSED = {
     "a mask of bytes": (lambda x, m: x.index_put((m,), torch.tensor(1.0)), torch.ones(3), torch.ones(3).byte()),
     "a mask too short": (set_columns, torch.ones(2, 4), torch.ones(3) > 0),
     "masked_scatter by bytes": (lambda x, m: x.masked_scatter(m, x), torch.ones(3), torch.ones(3).byte()),
+    "selected rows of nothing": (lambda x, i: x.index_select(0, i), torch.ones(0, 3), ONE),
     "gather of one": (lambda x, i: x.gather(0, i), torch.ones(1), ONE),
     "scatter to one": (lambda x, i: x.scatter(0, i, 2.0), torch.ones(1), ONE),
     "index_put to one": (lambda x, i: x.index_put((i,), torch.tensor(2.0)), torch.ones(1, 1), ONE),
@@ -70,6 +71,7 @@ def test_the_class_of_the_error_is_eagers(name):
 
 
 NEAR_MISSES = {
+    "no rows selected of nothing": (lambda x, i: x.index_select(0, i), torch.ones(0, 3), ONE[:0]),
     "max of one": (lambda x: x.max(), torch.ones(1, 1)),
     "max of nothing at all, over rows": (lambda x: x.max(1), torch.ones(0, 3)),
     "pool of whole numbers": (lambda x: F.avg_pool2d(x, 2), torch.ones(1, 1, 4, 4, dtype=torch.int64)),
