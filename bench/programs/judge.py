@@ -55,7 +55,7 @@ class Verdict:
         """The detail without what differs between a program and a smaller one with the same fault."""
         if self.fault == "error":
             return "error " + re.sub(r"[^A-Za-z ]+", "", self.detail)[:60]
-        for word in ("strides", "sharing", "dtype", "shape", "requires_grad", "is_leaf"):
+        for word in ("strides", "sharing", "dtype", "shape", "device", "requires_grad", "is_leaf"):
             if word in self.detail:
                 return f"{self.fault} {word}"
         return self.fault
@@ -240,7 +240,7 @@ def differences_of_runs(
             del mine[name]
             continue
         found |= {(name, fact): f"{name}: {problem}" for fact, problem in looks.items()}
-        if looks.keys() & {"type", "dtype", "shape"}:
+        if looks.keys() & {"type", "dtype", "shape", "device"}:
             del mine[name]  # no values to compare
     if sharing(ours) != sharing(eager):
         found["results", "sharing"] = f"sharing among inputs and results {sharing(ours)} instead of {sharing(eager)}"
@@ -265,7 +265,7 @@ def seen(run: Run) -> dict[str, Any]:
     return found | {f"gradient of {name}": value for name, value in run.gradients.items()}
 
 
-LOOKS = ("dtype", "shape", "requires_grad", "is_leaf")
+LOOKS = ("dtype", "shape", "device", "requires_grad", "is_leaf")
 
 
 def differences_of_looks(mine: Any, theirs: Any) -> Iterable[tuple[str, str]]:

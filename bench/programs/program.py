@@ -40,12 +40,13 @@ class Input:
     values: str = "normal"
     base: str = ""
 
-    def expression(self, *, gradients: bool = False, wide: bool = False) -> str:
-        """What makes it; `wide` has the same numbers in float64."""
+    def expression(self, *, gradients: bool = False, wide: bool = False, device: str = "cpu") -> str:
+        """What makes it; `wide` has the same numbers in float64. On any device they are those that the CPU draws: with
+        these the program was tried, and on a GPU an index that points outside ends the process."""
         if self.base:
             return self.layout.format(self.base)
         shape = f"({', '.join(map(str, self.shape))}{',' if len(self.shape) == 1 else ''})"
-        made, dtype = self.numbers(shape)
+        made, dtype = self.numbers(shape, "" if device == "cpu" else f', device="cpu").to("{device}"')
         if self.dtype != dtype:
             made += f".to(torch.{self.dtype})"
         if wide and self.floating:
@@ -54,16 +55,17 @@ class Input:
             made += ".requires_grad_()"
         return made
 
-    def numbers(self, shape: str) -> tuple[str, str]:
+    def numbers(self, shape: str, moved: str = "") -> tuple[str, str]:
+        """What draws them, and their type; `moved`: how the call ends that draws."""
         if self.values.startswith("below"):
-            return f"torch.randint(0, {self.values.removeprefix('below ')}, {shape})", "int64"
+            return f"torch.randint(0, {self.values.removeprefix('below ')}, {shape}{moved})", "int64"
         if self.dtype == "bool":
-            return f"torch.randint(0, 2, {shape})", "int64"
+            return f"torch.randint(0, 2, {shape}{moved})", "int64"
         if not self.floating:
-            return f"torch.randint(-4, 9, {shape})", "int64"
+            return f"torch.randint(-4, 9, {shape}{moved})", "int64"
         if self.values == "eighths":
-            return f"torch.randint(-16, 17, {shape}).div(8)", "float32"
-        return f"torch.randn({shape})", "float32"
+            return f"torch.randint(-16, 17, {shape}{moved}).div(8)", "float32"
+        return f"torch.randn({shape}{moved})", "float32"
 
     @property
     def floating(self) -> bool:
@@ -132,7 +134,7 @@ class Program:
                 lines.append(f"{each.name} = {each.expression()}")
                 continue
             leaves.append(each.name if each.layout == "{}" else f"leaf_{each.name}")
-            lines.append(f"{leaves[-1]} = {each.expression(gradients=self.training, wide=wide)}")
+            lines.append(f"{leaves[-1]} = {each.expression(gradients=self.training, wide=wide, device=self.device)}")
             if each.layout != "{}":
                 lines.append(f"{each.name} = {each.layout.format(leaves[-1])}")
         lines.append(f"return [{', '.join(leaves)}], [{self.argument_names()}]")

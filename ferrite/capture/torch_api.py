@@ -23,12 +23,14 @@ import torch
 from torch._dynamo import exc as dynamo_exc
 from torch._dynamo import explain as _explain
 from torch._dynamo.backends.common import aot_autograd as _aot_autograd
+from torch._dynamo.variables.torch import get_overridable_functions as _functions_that_modes_see
 from torch._functorch.partitioners import default_partition as _default_partition
 from torch._functorch.partitioners import min_cut_rematerialization_partition as _min_cut_partition
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
 from torch.utils._pytree import tree_leaves as _tree_leaves
 from torch.utils._pytree import tree_unflatten as _tree_unflatten
@@ -198,9 +200,16 @@ def decompositions_of(operators: Sequence[Any]) -> dict[Any, Callable[..., Any]]
     return dict(torch._decomp.get_decompositions(list(operators)))
 
 
-# torch 2.11 takes the check behind torch.linalg.inv and its kin for dead code, and with it their errors.
+def show_constructors_to_modes() -> None:
+    """Let Dynamo show all functions that make tensors to modes, of which a default device is one. Torch 2.11 shows
+    them `torch.zeros` and a few others: an `arange` came out on the CPU."""
+    _functions_that_modes_see().update(_device_constructors())
+
+
 if release(torch.__version__) < (2, 13):
+    # torch 2.11 takes the check behind torch.linalg.inv and its kin for dead code, and with it their errors.
     torch.fx.node.has_side_effect(torch.ops.aten._linalg_check_errors.default)
+    show_constructors_to_modes()
 
 
 # Before 2.13 the fake value of a matrix product of symbolic sizes is of the sizes seen, as if these were fixed.

@@ -58,7 +58,7 @@ class RecordedPart:
     """A function of a host program. `written`: inputs that it writes. `sizes_vary`: calls may differ in sizes.
     `leaving`: results that the program returns to its user, and `saved`: those that it returns for the backward program
     alone, by their places; the program itself looks at neither. `lends_gradients`: what leaves does so in the memory of
-    its recordings."""
+    its recordings. `keeps`: there are results that do not leave, and stay in that memory in any case."""
 
     device: str
     inputs: int
@@ -67,6 +67,7 @@ class RecordedPart:
     leaving: tuple[int, ...] = ()
     saved: tuple[int, ...] = ()
     lends_gradients: bool = False
+    keeps: bool = False
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ def with_parts(
         leaving = tuple(at for at, each in only_returned if each in seen)
         saved = tuple(at for at, each in only_returned if each not in seen)
         about = segment.device, len(given), tuple(places), sizes_vary, leaving, saved, recording.lends_gradients
-        parts.append(RecordedPart(*about))
+        parts.append(RecordedPart(*about, keeps=len(leaving) < len(results)))
         settled.update(results[at] for at in leaving)
     left = [at for at, text in enumerate(outputs) if at not in recording.kept and text not in settled]
     left = [at for at in left if not bound.isdisjoint(names_in(outputs[at]))]

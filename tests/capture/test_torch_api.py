@@ -212,3 +212,30 @@ def test_nothing_is_decided_about_symbols_that_is_not_known():
     assert len(shape_env.guards) == 1
     with torch_api.deciding_nothing(mode):
         assert size > 2  # known now
+
+
+@pytest.fixture
+def on_meta():
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("as_in_2_11", [False, True])
+def test_a_default_device_is_that_of_compiled_functions_too(on_meta, as_in_2_11):
+    """Dynamo of torch 2.11 leaves it out of the graph for most functions that make tensors, until it is told."""
+    seen = torch._dynamo.variables.torch.get_overridable_functions()
+    if as_in_2_11:
+        seen.difference_update(torch.utils._device._device_constructors() - {torch.ones, torch.zeros, torch.full})
+        assert torch.arange not in seen
+        torch_api.show_constructors_to_modes()
+    assert seen.issuperset(torch.utils._device._device_constructors())
+
+    def made(x):
+        n = x.shape[0]
+        default = torch.arange(n), torch.arange(n).flip(0) + 1, torch.eye(n), torch.linspace(0, 1, n), torch.rand(n)
+        return *default, torch.tril_indices(n, n), torch.zeros(n), torch.arange(n, device="cpu")
+
+    compiled = torch.compile(made, backend="ferrite", fullgraph=True, options={"strict": True})
+    devices = [[str(each.device) for each in run(torch.randn(3, 3))] for run in (compiled, made)]
+    assert devices[0] == devices[1] == [*7 * ["meta"], "cpu"]

@@ -44,6 +44,7 @@ INPUT = Input("x0", (4, 6), "float32")
 DOUBLED = Step("v0", "{v[0]} * {n[0]}", ("x0",), (2,))
 PART = Step("v1", "{v[0]}[{n[0]}:]", ("v0",), (1,))
 WRITTEN = Step("", "{v[0]}.mul_({n[0]})", ("v1",), (3,))
+ELSEWHERE = Step("v2", "{v[0]}.to({n[0]!r})", ("v0",), ("meta",))
 SMALL = Program((INPUT,), (DOUBLED, PART, WRITTEN), ("v0", "v1"))
 
 
@@ -70,6 +71,23 @@ def test_a_program_survives_as_data() -> None:
         assert Program.from_json(program.as_json()) == program
 
 
+def test_numbers_on_another_device_are_those_of_the_cpu() -> None:
+    """A program was made of lines that the CPU runs: an index of other numbers may point outside."""
+    for kind in PROGRAMS:
+        program = generate(kind, 66)
+        (here, _), (there, _) = (inputs_of(dataclasses.replace(program, device=name)) for name in ("cpu", "cpu:0"))
+        assert all(map(torch.equal, here, there))
+        (elsewhere, _) = inputs_of(dataclasses.replace(program, device="meta"))
+        assert {each.device.type for each in elsewhere} == {"meta"}
+
+
+def inputs_of(program: Program) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    scope: dict = {"torch": torch}
+    exec(program.maker(), scope)
+    leaves, arguments = scope["inputs"](**{name: program.calls[0][name] for name in program.sizes})
+    return leaves, arguments
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -78,9 +96,10 @@ def test_a_program_survives_as_data() -> None:
         ({"inputs": (dataclasses.replace(INPUT, shape=(6, 4), layout="{}.t()"),)}, "strides"),
         ({"inputs": (dataclasses.replace(INPUT, dtype="float64"),)}, "dtype"),
         ({"results": ("v0", "x0")}, "shape"),
+        ({"steps": (DOUBLED, PART, WRITTEN, ELSEWHERE), "results": ("v2", "v1")}, "device meta instead of cpu"),
         ({"steps": (DOUBLED, PART, dataclasses.replace(WRITTEN, template="{v[0]}.unknown({n[0]})"))}, "AttributeError"),
     ],
-    ids=["values", "sharing", "strides", "dtype", "shape", "error"],
+    ids=["values", "sharing", "strides", "dtype", "shape", "device", "error"],
 )
 def test_what_differs_is_seen(change: dict, problem: str) -> None:
     eager, wide = observe(SMALL, "eager"), observe(SMALL, "float64")

@@ -164,3 +164,21 @@ def test_the_sign_of_zero_in_sums_and_normalised_rows(zeros: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(fn, backend="ferrite", fullgraph=True, options={"strict": True})
     assert [each.tolist() for each in compiled(make())] == [each.tolist() for each in fn(make())]
+
+
+@pytest.mark.parametrize(("sizes", "dim"), [((3, 4), 2), ((3, 4), -3), ((), 1), ((), -2)], ids=str)
+def test_a_softmax_along_a_dimension_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], dim: int
+) -> None:
+    """Torch's picture of it passes; eager does not. Nobody asks it on a GPU."""
+    monkeypatch.setattr("ferrite.backend.refused_by_eager", lambda gm: None)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda a: (a * 2).softmax(dim), backend="ferrite", options={"strict": True})
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        compiled(torch.randn(sizes))
+
+
+@pytest.mark.parametrize(("sizes", "dim"), [((3, 4), 1), ((3, 4), -2), ((), 0), ((), -1)], ids=str)
+def test_a_softmax_along_the_last_dimensions_that_are_there(sizes: tuple[int, ...], dim: int) -> None:
+    program = assert_lowered(lambda a: a.softmax(dim), torch.randn(sizes))
+    assert not eager_calls(program)

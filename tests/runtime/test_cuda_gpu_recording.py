@@ -203,6 +203,26 @@ def test_two_models_in_turns_with_one_parameter_shared(gradients):
 
 
 @WAYS
+def test_no_recording_writes_where_another_keeps_results(gradients):
+    """What one frees while it is made is no place for what a later one keeps: it is written at every replay."""
+    f, w, model = compiled(layers), random(64, 64) / 8, Net().to(DEVICE).eval()
+    for _ in range(3):
+        f(random(48, 64), w)
+    run = compiled(model, gradients=gradients)
+    for _ in range(5):
+        x = random(48, 32)
+        result = run(x)
+        f(random(48, 64), w)
+        result.square().mean().backward()
+        found = [each.grad for each in model.parameters()]
+        f(random(48, 64), w)
+        model.zero_grad(set_to_none=True)
+        assert_close(found, gradients_of(model, model, x))
+        model.zero_grad(set_to_none=True)
+        del found
+
+
+@WAYS
 def test_a_graph_that_is_kept_for_a_second_backward(gradients):
     model = Net().to(DEVICE).eval()
     f = compiled(model, gradients=gradients)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -257,7 +258,10 @@ class Memory:
 
 
 class SimulatedGraphs:
-    """Records by running a part, and taking back what that did; replays by running it again on the same memory."""
+    """Records by running a part, and taking back what that did; replays by running it again on the same memory.
+
+    As if each recording had its results in memory that all those before it in the same pool had freed, and write to.
+    """
 
     def __init__(self) -> None:
         self.capturing = False
@@ -267,6 +271,7 @@ class SimulatedGraphs:
         self.fails = ""
         self.most = 1 << 40
         self.can_wait, self.waited = True, 0
+        self.pool: list[list[weakref.ref[torch.Tensor]]] = []  # results of those that share one
 
     def is_recording(self) -> bool:
         return self.capturing
@@ -284,7 +289,7 @@ class SimulatedGraphs:
     def most_kept(self) -> int:
         return self.most
 
-    def record(self, part: Any, given: list[Any]) -> tuple[Sequence[Any], Any]:
+    def record(self, part: Any, given: list[Any], keeps: bool) -> tuple[Sequence[Any], Any]:
         if self.fails:
             raise RuntimeError(self.fails)
         self.recorded += 1
@@ -304,9 +309,16 @@ class SimulatedGraphs:
         own = {place: results[place] for place in mine}  # a graph knows addresses, and holds no tensor of others
         for result in own.values():
             result.fill_(7)  # nothing is computed yet
+        number = len(self.pool)
+        if not keeps:
+            self.pool.append([weakref.ref(result) for result in own.values()])
 
         def replay() -> None:
             self.replayed += 1
+            later = [] if keeps else self.pool[number + 1 :]
+            for result in (reference() for references in later for reference in references):
+                if result is not None:
+                    result.fill_(7)
             made = part([x.tensor() if isinstance(x, Memory) else x for x in memory])
             for place, result in own.items():
                 dense_part(result).copy_(dense_part(made[place], dense_part(result)))

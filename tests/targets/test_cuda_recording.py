@@ -305,6 +305,25 @@ def test_a_lent_gradient_whose_storage_was_resized(gpu):
     assert 2 <= backward.recordings <= 3
 
 
+@pytest.mark.parametrize("gradients", ["copied", "lent"])
+def test_memory_is_shared_by_recordings_whose_results_all_leave(gpu, gradients):
+    """No other one writes, when it is replayed, where one keeps what its backward needs, or gradients that are lent."""
+    f, w, model = compiled(layers), torch.randn(5, 5), Layers()
+    g = compiled(model, gradients=gradients)
+    for _ in range(4):
+        x, y = torch.randn(5, 6), torch.randn(4, 5)
+        assert_same(f(y, w), layers(y, w))
+        first, second = g(x)
+        f(y, w)
+        (first.square().sum() + second.sin().sum()).backward()
+        f(y, w)
+        found = [first.detach(), second.detach(), *(each.grad for each in model.parameters())]
+        model.zero_grad(set_to_none=True)
+        assert_same(found, step(model, model, x))
+    forward, backward = (each.recordings for each in ferrite.last_compile().recordings)
+    assert gpu.graphs.recorded - len(gpu.graphs.pool) == forward + (backward if gradients == "lent" else 0) > 0
+
+
 def test_only_so_much_is_kept_for_further_sizes(gpu):
     gpu.graphs.most = 1
     f, w = compiled(layers, dynamic=True), torch.randn(5, 5)

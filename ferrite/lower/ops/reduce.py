@@ -27,6 +27,8 @@ def reduced_dims(x: Value, dim: Any) -> list[int]:
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         return list(range(x.rank))
     dims = dim if isinstance(dim, (list, tuple)) else [dim]
+    if any(not -max(x.rank, 1) <= each < max(x.rank, 1) for each in dims):
+        raise NotLowered("eager refuses a dimension that is not there")  # torch's picture of a softmax takes any
     return sorted({dim_of(each, x.rank) for each in dims}) if x.rank else []
 
 

@@ -36,8 +36,9 @@ class Recordable(Protocol):
     def most_kept(self) -> int:
         """Bytes that recordings may keep, beyond one for each part."""
 
-    def record(self, part: Part, given: list[Any]) -> tuple[Sequence[Any], Replay]:
-        """Results of a part, which are not computed yet, and what computes them. Raises where that is impossible."""
+    def record(self, part: Part, given: list[Any], keeps: bool) -> tuple[Sequence[Any], Replay]:
+        """Results of a part, which are not computed yet, and what computes them. Raises where that is impossible.
+        `keeps`: results stay where they are while other recordings are replayed, none of which may write there."""
 
 
 class Graphs:
@@ -72,18 +73,20 @@ class Graphs:
     def most_kept(self) -> int:
         return int(torch.cuda.get_device_properties(self.index).total_memory) // MAX_KEPT_SHARE
 
-    def record(self, part: Part, given: list[Any]) -> tuple[Sequence[Any], Replay]:
+    def record(self, part: Part, given: list[Any], keeps: bool) -> tuple[Sequence[Any], Replay]:
         with torch.cuda.device(self.index), torch.cuda.stream(self.stream), garbage_waits():
             if self.anchor is None:  # torch forgets a pool, and fails to begin in it, once no graph has memory there
-                self.anchor, _ = self.captured(self.fill_one_element, [])
-            graph, results = self.captured(part, given)
+                self.anchor, _ = self.captured(self.fill_one_element, [], self.memory)
+            # What a recording frees goes back to its pool, for results of later ones; it writes there at every replay.
+            graph, results = self.captured(part, given, None if keeps else self.memory)
         return results, graph.replay
 
-    def captured(self, part: Part, given: list[Any]) -> tuple[Any, Sequence[Any]]:
+    def captured(self, part: Part, given: list[Any], pool: Any) -> tuple[Any, Sequence[Any]]:
+        """`pool`: where its memory comes from; None for a pool of its own."""
         graph = torch.cuda.CUDAGraph()
         try:
             # other threads go on: what they ask of the GPU is not recorded, and does no harm
-            graph.capture_begin(pool=self.memory, capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             results = part(given)
         except BaseException:
             self.give_up(graph)

@@ -19,7 +19,9 @@ copied. A capture in another thread would be lost by it: where there are other t
     2nd                       recorded, then replayed
     from then on              replayed, where addresses are as recorded and results are free
 
-All recordings of a GPU share one pool of memory. They run one after the other, whatever streams they are called on.
+Recordings of a GPU run one after the other, whatever streams they are called on. Those whose results are all copied
+out share one pool of memory. One whose results stay has a pool of its own: what a recording frees while it is made goes
+back to its pool; results of a later one would be put there, and the first writes there whenever it is replayed.
 """
 
 from __future__ import annotations
@@ -159,7 +161,7 @@ class Recorder:
     def record(self, graphs: Recordable, part: Part, given: list[Any], at: AtSizes, lends: bool) -> Recorded | None:
         try:
             recorded, inputs = self.prepared(given, at, lends)
-            results, recorded.replay = graphs.record(part, list(inputs))
+            results, recorded.replay = graphs.record(part, list(inputs), self.part.keeps or lends)
             recorded.keep(results, inputs)
         except Exception as problem:
             self.is_off = True
