@@ -16,7 +16,7 @@ import torch
 from ferrite.codegen.triton.emit import written
 from ferrite.codegen.triton.float8 import FORMATS
 from ferrite.codegen.triton.grouped import table_words
-from ferrite.codegen.triton.interpreted import REPLACED, loops_with_ends
+from ferrite.codegen.triton.interpreted import REPLACED, interpreter_mended
 from ferrite.codegen.triton.launch import ALIGNMENT, FAILURE_WORDS, OPTIONS, LaunchConfig
 from ferrite.ir import out_of_bounds
 from ferrite.ir.kernel import Kernel
@@ -68,6 +68,6 @@ def _mode(interpreted: bool) -> Iterator[None]:
     """Whether Triton interprets, for a while, whatever the environment says."""
     from triton import knobs
 
-    with knobs.runtime.scope(), loops_with_ends() if interpreted else nullcontext():
+    with knobs.runtime.scope(), interpreter_mended() if interpreted else nullcontext():
         knobs.runtime.interpret = interpreted
         yield
