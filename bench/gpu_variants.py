@@ -75,9 +75,11 @@ VARIANTS: dict[str, list[Fields]] = {
     ],
     "cumsum, one row": [
         {"scan_piece_elements": 8192},
-        {"scan_piece_elements": 32768},
-        {"row_elements": 8},
-        {"row_elements": 32},
+        {"scan_piece_elements": 4096},
+        {"scan_piece_elements": 8192, "scans_pieces_backwards": True},
+        {"scan_piece_elements": 4096, "scans_pieces_backwards": True},
+        {"scan_piece_elements": 8192, "row_elements": 8, "scans_pieces_backwards": True},
+        {"scan_piece_elements": 16384, "row_elements": 8},
     ],
     "argmax": [
         {"rows_block": 1024},

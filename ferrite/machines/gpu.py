@@ -143,6 +143,7 @@ class GpuMachine:
     # a piece, at most, where a longer scan is shared: one block holds them. Neither was measured alone.
     long_scan_elements: int = 1 << 15
     scan_piece_elements: int = 1 << 14
+    scans_pieces_backwards: bool = False
     # Elements of a row that a program sorts, and one thread's: of longer ones the source takes seconds to compile, the
     # more the more a thread has, and torch's own sorts have enough to do.
     max_sorted_elements: int = 256
