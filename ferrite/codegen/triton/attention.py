@@ -136,6 +136,11 @@ class _Attention:
         self.module.needs(function)
         return f"tl.reduce({block}, 1, {function})"
 
+    def power(self, exponent: str) -> str:
+        """A power of two; relative to the greatest of a row, so that those which are nearly zero may be."""
+        self.module.needs("power_of_two")
+        return f"power_of_two({exponent})"
+
     def narrow(self, text: str) -> str:
         return converted(self.module.needs, text, torch.float32, self.dtype)
 
@@ -267,8 +272,8 @@ class _Forward(_Attention):
         most = self.reduced(scores, "larger" if factor > 0 else "smaller")
         higher = module.set("higher", f"tl.maximum({self.greatest}, {most}{times})")
         safe = module.set("safe", f"tl.where({higher} == {NOTHING}, 0.0, {higher})")
-        shrunk = module.set("shrunk", f"tl.exp2({self.greatest} - {safe})")
-        weights = module.set("weights", f"tl.exp2({scores}{times} - {safe}[:, None])")
+        shrunk = module.set("shrunk", self.power(f"{self.greatest} - {safe}"))
+        weights = module.set("weights", self.power(f"{scores}{times} - {safe}[:, None]"))
         module.line(f"{self.total} = {self.total} * {shrunk} + {self.reduced(weights, 'added')}")
         module.line(f"{self.result} = {self.result} * {shrunk}[:, None]")
         value = self.block(one.value, one.keys, one.columns)
@@ -281,18 +286,25 @@ class _Gradients(_Attention):
         """The weights of forward, once more. In a row without any every score is not allowed, or minus infinity."""
         scores, factor = self.powers(products)
         times = "" if factor == 1.0 else f" * {factor!r}"
-        text = f"tl.exp2({scores}{times} - {logarithm})"
+        text = self.power(f"{scores}{times} - {logarithm}")
         return self.module.set("weights", text if allowed is None else f"tl.where({allowed}, {text}, 0.0)")
 
     def gradients(self, products: str, weights: str, outer: str, subtracted: str, allowed: str | None) -> str:
         """Of the sums of products."""
         more = self.one.gradients
         assert more is not None
-        given = self.module.set("gradients", f"{weights} * ({outer} - {subtracted})")
-        text = self.function(more.score, products, given)
+        text = self.module.set("gradients", f"{weights} * ({outer} - {subtracted})")
+        if factor_of(more.score, GIVEN) is None:
+            text = self.function(more.score, products, text)
         if allowed is not None:
             text = f"tl.where({allowed}, {text}, 0.0)"
         return self.module.set("narrow", self.narrow(self.module.set("gradients", text)))
+
+    def whole(self, total: str) -> str:
+        """A sum of gradients times a factor, which their sum is multiplied by."""
+        assert self.one.gradients is not None
+        factor = factor_of(self.one.gradients.score, GIVEN)
+        return total if factor in (None, 1.0) else f"{total} * {factor!r}"
 
     def logarithm(self) -> str:
         assert self.one.gradients is not None
@@ -330,7 +342,7 @@ class _RowGradients(_Gradients):
             module.line(f"{total} = {self.multiplied(found, key, total)}")
 
         self.go_through(one.key_blocks, step)
-        self.store("result", total, one.destinations[0], one.rows, one.summed)
+        self.store("result", self.whole(total), one.destinations[0], one.rows, one.summed)
 
 
 class _KeyGradients(_Gradients):
@@ -366,21 +378,22 @@ class _KeyGradients(_Gradients):
                 self.printer.number(one.group, name)
                 self.go_through(one.row_blocks, step)
             module.known.clear()
-        self.store("result", of_keys, one.destinations[1], one.keys, one.summed)
+        self.store("result", self.whole(of_keys), one.destinations[1], one.keys, one.summed)
         self.store("result", of_values, one.destinations[2], one.keys, one.columns)
 
 
 TRUE = Const.intern(torch.bool, 1)
+PRODUCTS, GIVEN = (Param.intern(number, torch.float32) for number in (0, 1))
 
 
-def factor_of(score: Expr) -> float | None:
-    """What the sum of products is multiplied by, where that is all of the score."""
-    if isinstance(score, Param):
+def factor_of(score: Expr, of: Expr = PRODUCTS) -> float | None:
+    """What one parameter is multiplied by, where that is all of an expression."""
+    if score is of:
         return 1.0
     if not isinstance(score, Op) or score.name != "mul":
         return None
     left, right = score.operands
     left, right = (right, left) if isinstance(left, Const) else (left, right)
-    if not isinstance(left, Param) or not isinstance(right, Const) or not isinstance(right.value, (int, float)):
+    if left is not of or not isinstance(right, Const) or not isinstance(right.value, (int, float)):
         return None
     return float(right.value) or None

@@ -99,6 +99,7 @@ REPLACED: dict[str, Any] = {
     **dict.fromkeys(
         ("multiply_add", "add_product"), with_torch(lambda left, right, total: total + left.float() @ right.float())
     ),
+    "power_of_two": with_torch(torch.exp2),
     "to_bfloat16": with_torch(lambda value: value.to(torch.bfloat16)),
     "from_bfloat16": with_torch(lambda value: value.to(torch.float32)),
 }

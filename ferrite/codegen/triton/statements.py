@@ -179,6 +179,8 @@ class Printer:
             at = PROGRAM // after
             places.insert(0, at if place == 0 else at % count)
             after = after * count
+        if loops and any(isinstance(each, Attend) and each.begins_at_end for each in loops[-1].loop.body):
+            places[-1] = counts[-1] - 1 - places[-1]
         if self.stated and len(loops) > 1 and loops[-2].loop.kind == "vector" and loops[-2].loop.copies > 1:
             places[-2:] = self.neighbours(loops[-2].loop.copies, counts[-2], counts[-1], len(loops) == 2)
         return places
