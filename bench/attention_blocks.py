@@ -25,7 +25,7 @@ from torch._dynamo.backends.common import aot_autograd
 from bench.flex_attention import CASES, Case, call_of, inputs_of
 from ferrite.codegen import RefusedKernels, named_objects, verify_host
 from ferrite.errors import Refusal
-from ferrite.lower import lower_module
+from ferrite.lower import LoweredProgram, lower_module
 from ferrite.machines import AttentionBlocks, AttentionMachine, GpuMachine
 from ferrite.runtime import load_host, run_in_eager
 from ferrite.runtime.cuda import workers
@@ -47,9 +47,8 @@ class Graph:
     way: str
     gm: torch.fx.GraphModule
     given: list[Any] = field(default_factory=list)
-    trials: dict[AttentionBlocks, Callable[..., Any] | Refusal] = field(default_factory=dict)
     plans: dict[AttentionBlocks, Plan] = field(default_factory=dict)
-    objects: Any = None
+    lowered: LoweredProgram | None = None
 
     @property
     def label(self) -> str:
@@ -78,9 +77,9 @@ def machine_with(blocks: AttentionBlocks) -> GpuMachine:
 
 
 def plan_of(graph: Graph, blocks: AttentionBlocks) -> Plan:
-    lowered = lower_module(graph.gm, kernels_on={"cuda"}, attention_on={"cuda"})
-    graph.objects = lowered.objects
-    return make_plan(lowered.program, {"cuda": replace(CUDA.scheduling, machine=machine_with(blocks))})
+    if graph.lowered is None:
+        graph.lowered = lower_module(graph.gm, kernels_on={"cuda"}, attention_on={"cuda"})
+    return make_plan(graph.lowered.program, {"cuda": replace(CUDA.scheduling, machine=machine_with(blocks))})
 
 
 def loaded(graph: Graph, plan: Plan) -> Callable[..., Any] | Refusal:
@@ -89,8 +88,9 @@ def loaded(graph: Graph, plan: Plan) -> Callable[..., Any] | Refusal:
         executable = executable_of(plan, targets)
     except UncompiledOperations as problem:
         return Refusal(str(problem))
-    source = verify_host(executable.source, graph.objects)
-    objects = named_objects(source, graph.objects)
+    assert graph.lowered is not None
+    source = verify_host(executable.source, graph.lowered.objects)
+    objects = named_objects(source, graph.lowered.objects)
     run = load_host(source, runs_of(executable, targets), objects, in_eager=run_in_eager(graph.gm))
     return lambda *given: run(list(given))
 
@@ -102,7 +102,7 @@ def captured(case: Case, sizes: tuple[int, int, int, int], ways: Sequence[str]) 
 
     def compile_graph(gm: torch.fx.GraphModule, inputs: Any, backward: bool) -> Callable[..., Any]:
         graphs = [Graph(case.name, width, way, gm) for way in (WAYS[1:] if backward else WAYS[:1])]
-        for one in graphs[:1] if not backward else graphs:
+        for one in graphs:
             one.gm = only_outputs(gm, {"result": None, "rows": slice(0, 1), "keys": slice(1, 3)}[one.way])
         whole = Graph(case.name, width, "whole", gm)
         function = loaded(whole, plan_of(whole, next(blocks_to_try(width, "result"))))

@@ -19,7 +19,23 @@ from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Value
 from ferrite.codegen.triton.operators import converted
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.graph import HALVES
-from ferrite.ir import ZERO, Axis, Const, Expr, Local, Number, Op, Param, cast, number
+from ferrite.ir import (
+    ZERO,
+    Axis,
+    Const,
+    Data,
+    Expr,
+    Load,
+    Local,
+    Masked,
+    Number,
+    Op,
+    Param,
+    cast,
+    nodes_of,
+    number,
+    rewrite_loads,
+)
 from ferrite.ir.kernel import Attend, Store
 from ferrite.ir.program import Attention, BlockList, Destination
 from ferrite.machines import MATRIX_UNIT_SIDE
@@ -212,23 +228,46 @@ class _Attention:
         yield
         self.module.quick = before
 
-    def allowed(self, asked: bool) -> str | None:
+    def read_early(self, value: Expr) -> Expr:
+        """An expression over a block of scores, with what it reads at their places in values. Triton gives numbers of
+        rows the layout of the first block that they come from: were that what is read, and not the sums of products
+        that come after, all scores would go through shared memory, to be reduced in the layout of loads."""
+        is_checked = any(isinstance(each, Data) for each in value.atoms)
+        if is_checked or any(isinstance(each, Masked) for each in nodes_of(value)):
+            return value
+        evaluation = Evaluation(self.module, self.over(*self.score_axes))
+
+        def early(load: Load) -> Expr:
+            if not set(self.score_axes) <= load.atoms:
+                return load
+            found = evaluation.value(load)
+            self.module.name_value(found.text, found)
+            return Local.intern(found.text, load.dtype)
+
+        return rewrite_loads(value, early)
+
+    def allowed(self, allowed: Expr | None) -> str | None:
         """Where a score counts; None: everywhere. Rows beyond the end are never written."""
         scope = self.over(*self.score_axes)
         counted = [mask.value for mask in scope.masks if mask.bounds == 1]
         evaluation = Evaluation(self.module, scope)
-        if asked and self.one.allowed != TRUE:
-            counted.append(evaluation.value(self.one.allowed))
+        if allowed is not None and allowed != TRUE:
+            counted.append(evaluation.value(allowed))
         if not counted:
             return None
         return evaluation.both(*counted).at(2)
 
-    def powers(self, products: str) -> tuple[str, float]:
+    def scores(self, left: str, right: str) -> str:
+        """Sums of products of the rows of two blocks."""
+        zeros = f"tl.full([{self.mine_lanes}, {self.lanes}], 0.0, tl.float32)"
+        return self.multiplied(left, f"tl.trans({right})", zeros)
+
+    def powers(self, products: str, score: Expr) -> tuple[str, float]:
         """Scores as exponents of 2, up to a factor."""
-        factor = factor_of(self.one.score)
+        factor = factor_of(score)
         if factor is not None:
             return products, factor * LOG2_E
-        return self.module.set("scores", f"{self.function(self.one.score, products)} * {LOG2_E!r}"), 1.0
+        return self.module.set("scores", f"{self.function(score, products)} * {LOG2_E!r}"), 1.0
 
     def store(self, wish: str, text: str, target: Destination | None, *axes: Axis) -> None:
         if target is None:
@@ -259,12 +298,11 @@ class _Forward(_Attention):
 
     def step(self, query: str, asked: bool) -> None:
         one, module = self.one, self.module
-        key = self.block(one.key, one.summed, one.keys)
-        products = module.set(
-            "products", self.multiplied(query, key, f"tl.full([{self.mine_lanes}, {self.lanes}], 0.0, tl.float32)")
-        )
-        scores, factor = self.powers(products)
-        allowed = self.allowed(asked)
+        score, asked_of = self.read_early(one.score), self.read_early(one.allowed) if asked else None
+        key = module.set("key", self.block(one.key, one.keys, one.summed))
+        products = module.set("products", self.scores(query, key))
+        scores, factor = self.powers(products, score)
+        allowed = self.allowed(asked_of)
         if allowed is not None:
             worst = NOTHING if factor > 0 else 'float("inf")'
             scores = module.set("scores", f"tl.where({allowed}, {scores}, {worst})")
@@ -282,9 +320,9 @@ class _Forward(_Attention):
 
 
 class _Gradients(_Attention):
-    def weights(self, products: str, logarithm: str, allowed: str | None) -> str:
+    def weights(self, products: str, score: Expr, logarithm: str, allowed: str | None) -> str:
         """The weights of forward, once more. In a row without any every score is not allowed, or minus infinity."""
-        scores, factor = self.powers(products)
+        scores, factor = self.powers(products, score)
         times = "" if factor == 1.0 else f" * {factor!r}"
         text = self.power(f"{scores}{times} - {logarithm}")
         return self.module.set("weights", text if allowed is None else f"tl.where({allowed}, {text}, 0.0)")
@@ -315,10 +353,6 @@ class _Gradients(_Attention):
         assert self.one.gradients is not None
         return self.module.set("subtracted", self.column(self.one.gradients.subtracted))
 
-    def scores(self, left: str, right: str) -> str:
-        zeros = f"tl.full([{self.mine_lanes}, {self.lanes}], 0.0, tl.float32)"
-        return self.multiplied(left, f"tl.trans({right})", zeros)
-
 
 class _RowGradients(_Gradients):
     def print(self) -> None:
@@ -334,9 +368,10 @@ class _RowGradients(_Gradients):
         def step(asked: bool) -> None:
             key = module.set("key", self.block(one.key, one.keys, one.summed))
             value = module.set("value", self.block(one.value, one.keys, one.columns))
+            score, asked_of = self.read_early(one.score), self.read_early(one.allowed) if asked else None
             products = module.set("products", self.scores(query, key))
-            allowed = self.allowed(asked)
-            weights = self.weights(products, logarithm, allowed)
+            allowed = self.allowed(asked_of)
+            weights = self.weights(products, score, logarithm, allowed)
             of_weights = module.set("of_weights", self.scores(outer, value))
             found = self.gradients(products, weights, of_weights, subtracted, allowed)
             module.line(f"{total} = {self.multiplied(found, key, total)}")
@@ -360,9 +395,10 @@ class _KeyGradients(_Gradients):
             query = module.set("query", self.block(one.query, one.rows, one.summed))
             outer = module.set("outer", self.block(more.result, one.rows, one.columns))
             logarithm, subtracted = self.logarithm(), self.subtracted()
+            score, asked_of = self.read_early(one.score), self.read_early(one.allowed) if asked else None
             products = module.set("products", self.scores(key, query))
-            allowed = self.allowed(asked)
-            weights = self.weights(products, logarithm, allowed)
+            allowed = self.allowed(asked_of)
+            weights = self.weights(products, score, logarithm, allowed)
             module.line(f"{of_values} = {self.multiplied(self.narrow(weights), outer, of_values)}")
             of_weights = module.set("of_weights", self.scores(value, outer))
             found = self.gradients(products, weights, of_weights, subtracted, allowed)
