@@ -1,13 +1,15 @@
 """Kernels, launches and models on a GPU: eager, Inductor and ferrite, turn by turn in one process.
 
-    python -m bench.gpu [kernels] [launches] [optimizer] [models] [--dtype bfloat16] [--only PATTERN ..] [--seconds 60]
+    python -m bench.gpu [kernels] [launches] [optimizer] [models] [fresh] [dynamic] [--dtype bfloat16] [--only PATTERN ..] [--seconds 60]
     python -m bench.gpu kernels --size large --backends eager ferrite "ferrite, dynamic"
 
 Kernels: see `bench/gpu_kernels.py`. Launches: what a run of many small kernels costs, on the host and until it is done.
 Optimizer: the step of one over the parameters of BERT, as microseconds on the host and until it is done, with the
 launches that take part in it. Models: milliseconds of a forward pass, or of forward and backward, until done; with what
 compiling took, the most memory beyond the model, and what the host launches. Compiling Inductor takes minutes: `models
---compile-only` in several processes at once fills the caches first. Writes gpu-NAME.json and gpu-NAME.md.
+--compile-only` in several processes at once fills the caches first. Fresh: what compiling takes in a process of its
+own, with empty caches and with full ones, and the most memory of a step (`bench/gpu_fresh.py`). Dynamic: kernels for
+any sizes beside those for the sizes at hand. Writes gpu-NAME.json and gpu-NAME.md.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from unittest import mock
 
 import torch
 
+from bench.gpu_fresh import dynamic, fresh
 from bench.gpu_kernels import DEVICE, ROUNDS, SIZES, Clock, Function, backends_for, compiled, kernels, median
 
 RESULTS = Path(__file__).parent / "results"
@@ -400,6 +403,16 @@ def write(name: str, result: dict[str, Any], folder: Path) -> None:
     (folder / f"gpu-{name}.md").write_text(page(name, result))
 
 
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "kernels": kernels,
+    "launches": launches,
+    "optimizer": optimizer,
+    "models": models,
+    "fresh": fresh,
+    "dynamic": dynamic,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["kernels", "launches", "models"])
@@ -418,7 +431,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen.without = {name == "training" for name in chosen.without}
     torch.manual_seed(0)
     for name in chosen.what:
-        result = {"kernels": kernels, "launches": launches, "optimizer": optimizer, "models": models}[name](chosen)
+        result = PARTS[name](chosen)
         if not chosen.compile_only:
             write(f"{name}-large" if (name, chosen.size) == ("kernels", "large") else name, result, chosen.write)
 

@@ -46,6 +46,7 @@ TINY = GpuMachine(
     random_elements=1,
     kept_column_elements=1,
     tile_side=4,
+    tile_elements=1,
 )
 
 

@@ -99,8 +99,9 @@ class GpuMachine:
     def pieces(self) -> int:
         """Programs that share a reduction with few results.
         Measured: sums of 32768 x 1024 in bf16, 27 us with 8 for each multiprocessor, 28 with 4; columns 29 and 30."""
-        return 8 * self.multiprocessors
+        return self.piece_programs * self.multiprocessors
 
+    piece_programs: int = 8  # of one multiprocessor: see `pieces`
     # Programs that go through rows and keep what columns come to, and rows whose loads are under way in one.
     # Of fewer elements than `shared_elements`, the cache has the rows still when the columns are reduced, and too few
     # rows are there for each program.
@@ -142,6 +143,7 @@ class GpuMachine:
     # a piece, at most, where a longer scan is shared: one block holds them. Neither was measured alone.
     long_scan_elements: int = 1 << 15
     scan_piece_elements: int = 1 << 14
+    scans_pieces_backwards: bool = False
     # Elements of a row that a program sorts, and one thread's: of longer ones the source takes seconds to compile, the
     # more the more a thread has, and torch's own sorts have enough to do.
     max_sorted_elements: int = 256
@@ -166,6 +168,7 @@ class GpuMachine:
     # The sides of a block of a transposition.
     # Measured: 32768 x 1024 in f32, 70 us with 64, 80 with 32; in bf16 39 and 50 (the memory's time is 64 and 32).
     tile_side: int = 64
+    tile_elements: int = 16  # of one thread
     # Elements that one step of a loop takes: of columns, of a row that is too long to be kept, and of one that is gone
     # through several times, where fewer programs at one time leave more of their rows in the cache.
     # Measured: sums of exponentials of 4096 rows of 50304 in bf16, 113 us with 4096 shared by 8 warps, 121 with 8192

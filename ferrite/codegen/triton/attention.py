@@ -19,7 +19,23 @@ from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Value
 from ferrite.codegen.triton.operators import converted
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.graph import HALVES
-from ferrite.ir import ZERO, Axis, Const, Expr, Local, Number, Op, Param, cast, number
+from ferrite.ir import (
+    ZERO,
+    Axis,
+    Const,
+    Data,
+    Expr,
+    Load,
+    Local,
+    Masked,
+    Number,
+    Op,
+    Param,
+    cast,
+    nodes_of,
+    number,
+    rewrite_loads,
+)
 from ferrite.ir.kernel import Attend, Store
 from ferrite.ir.program import Attention, BlockList, Destination
 from ferrite.machines import MATRIX_UNIT_SIDE
@@ -136,6 +152,11 @@ class _Attention:
         self.module.needs(function)
         return f"tl.reduce({block}, 1, {function})"
 
+    def power(self, exponent: str) -> str:
+        """A power of two; relative to the greatest of a row, so that those which are nearly zero may be."""
+        self.module.needs("power_of_two")
+        return f"power_of_two({exponent})"
+
     def narrow(self, text: str) -> str:
         return converted(self.module.needs, text, torch.float32, self.dtype)
 
@@ -207,23 +228,46 @@ class _Attention:
         yield
         self.module.quick = before
 
-    def allowed(self, asked: bool) -> str | None:
+    def read_early(self, value: Expr) -> Expr:
+        """An expression over a block of scores, with what it reads at their places in values. Triton gives numbers of
+        rows the layout of the first block that they come from: were that what is read, and not the sums of products
+        that come after, all scores would go through shared memory, to be reduced in the layout of loads."""
+        is_checked = any(isinstance(each, Data) for each in value.atoms)
+        if is_checked or any(isinstance(each, Masked) for each in nodes_of(value)):
+            return value
+        evaluation = Evaluation(self.module, self.over(*self.score_axes))
+
+        def early(load: Load) -> Expr:
+            if not set(self.score_axes) <= load.atoms:
+                return load
+            found = evaluation.value(load)
+            self.module.name_value(found.text, found)
+            return Local.intern(found.text, load.dtype)
+
+        return rewrite_loads(value, early)
+
+    def allowed(self, allowed: Expr | None) -> str | None:
         """Where a score counts; None: everywhere. Rows beyond the end are never written."""
         scope = self.over(*self.score_axes)
         counted = [mask.value for mask in scope.masks if mask.bounds == 1]
         evaluation = Evaluation(self.module, scope)
-        if asked and self.one.allowed != TRUE:
-            counted.append(evaluation.value(self.one.allowed))
+        if allowed is not None and allowed != TRUE:
+            counted.append(evaluation.value(allowed))
         if not counted:
             return None
         return evaluation.both(*counted).at(2)
 
-    def powers(self, products: str) -> tuple[str, float]:
+    def scores(self, left: str, right: str) -> str:
+        """Sums of products of the rows of two blocks."""
+        zeros = f"tl.full([{self.mine_lanes}, {self.lanes}], 0.0, tl.float32)"
+        return self.multiplied(left, f"tl.trans({right})", zeros)
+
+    def powers(self, products: str, score: Expr) -> tuple[str, float]:
         """Scores as exponents of 2, up to a factor."""
-        factor = factor_of(self.one.score)
+        factor = factor_of(score)
         if factor is not None:
             return products, factor * LOG2_E
-        return self.module.set("scores", f"{self.function(self.one.score, products)} * {LOG2_E!r}"), 1.0
+        return self.module.set("scores", f"{self.function(score, products)} * {LOG2_E!r}"), 1.0
 
     def store(self, wish: str, text: str, target: Destination | None, *axes: Axis) -> None:
         if target is None:
@@ -254,12 +298,11 @@ class _Forward(_Attention):
 
     def step(self, query: str, asked: bool) -> None:
         one, module = self.one, self.module
-        key = self.block(one.key, one.summed, one.keys)
-        products = module.set(
-            "products", self.multiplied(query, key, f"tl.full([{self.mine_lanes}, {self.lanes}], 0.0, tl.float32)")
-        )
-        scores, factor = self.powers(products)
-        allowed = self.allowed(asked)
+        score, asked_of = self.read_early(one.score), self.read_early(one.allowed) if asked else None
+        key = module.set("key", self.block(one.key, one.keys, one.summed))
+        products = module.set("products", self.scores(query, key))
+        scores, factor = self.powers(products, score)
+        allowed = self.allowed(asked_of)
         if allowed is not None:
             worst = NOTHING if factor > 0 else 'float("inf")'
             scores = module.set("scores", f"tl.where({allowed}, {scores}, {worst})")
@@ -267,8 +310,8 @@ class _Forward(_Attention):
         most = self.reduced(scores, "larger" if factor > 0 else "smaller")
         higher = module.set("higher", f"tl.maximum({self.greatest}, {most}{times})")
         safe = module.set("safe", f"tl.where({higher} == {NOTHING}, 0.0, {higher})")
-        shrunk = module.set("shrunk", f"tl.exp2({self.greatest} - {safe})")
-        weights = module.set("weights", f"tl.exp2({scores}{times} - {safe}[:, None])")
+        shrunk = module.set("shrunk", self.power(f"{self.greatest} - {safe}"))
+        weights = module.set("weights", self.power(f"{scores}{times} - {safe}[:, None]"))
         module.line(f"{self.total} = {self.total} * {shrunk} + {self.reduced(weights, 'added')}")
         module.line(f"{self.result} = {self.result} * {shrunk}[:, None]")
         value = self.block(one.value, one.keys, one.columns)
@@ -277,22 +320,29 @@ class _Forward(_Attention):
 
 
 class _Gradients(_Attention):
-    def weights(self, products: str, logarithm: str, allowed: str | None) -> str:
+    def weights(self, products: str, score: Expr, logarithm: str, allowed: str | None) -> str:
         """The weights of forward, once more. In a row without any every score is not allowed, or minus infinity."""
-        scores, factor = self.powers(products)
+        scores, factor = self.powers(products, score)
         times = "" if factor == 1.0 else f" * {factor!r}"
-        text = f"tl.exp2({scores}{times} - {logarithm})"
+        text = self.power(f"{scores}{times} - {logarithm}")
         return self.module.set("weights", text if allowed is None else f"tl.where({allowed}, {text}, 0.0)")
 
     def gradients(self, products: str, weights: str, outer: str, subtracted: str, allowed: str | None) -> str:
         """Of the sums of products."""
         more = self.one.gradients
         assert more is not None
-        given = self.module.set("gradients", f"{weights} * ({outer} - {subtracted})")
-        text = self.function(more.score, products, given)
+        text = self.module.set("gradients", f"{weights} * ({outer} - {subtracted})")
+        if factor_of(more.score, GIVEN) is None:
+            text = self.function(more.score, products, text)
         if allowed is not None:
             text = f"tl.where({allowed}, {text}, 0.0)"
         return self.module.set("narrow", self.narrow(self.module.set("gradients", text)))
+
+    def whole(self, total: str) -> str:
+        """A sum of gradients times a factor, which their sum is multiplied by."""
+        assert self.one.gradients is not None
+        factor = factor_of(self.one.gradients.score, GIVEN)
+        return total if factor in (None, 1.0) else f"{total} * {factor!r}"
 
     def logarithm(self) -> str:
         assert self.one.gradients is not None
@@ -302,10 +352,6 @@ class _Gradients(_Attention):
     def subtracted(self) -> str:
         assert self.one.gradients is not None
         return self.module.set("subtracted", self.column(self.one.gradients.subtracted))
-
-    def scores(self, left: str, right: str) -> str:
-        zeros = f"tl.full([{self.mine_lanes}, {self.lanes}], 0.0, tl.float32)"
-        return self.multiplied(left, f"tl.trans({right})", zeros)
 
 
 class _RowGradients(_Gradients):
@@ -322,15 +368,16 @@ class _RowGradients(_Gradients):
         def step(asked: bool) -> None:
             key = module.set("key", self.block(one.key, one.keys, one.summed))
             value = module.set("value", self.block(one.value, one.keys, one.columns))
+            score, asked_of = self.read_early(one.score), self.read_early(one.allowed) if asked else None
             products = module.set("products", self.scores(query, key))
-            allowed = self.allowed(asked)
-            weights = self.weights(products, logarithm, allowed)
+            allowed = self.allowed(asked_of)
+            weights = self.weights(products, score, logarithm, allowed)
             of_weights = module.set("of_weights", self.scores(outer, value))
             found = self.gradients(products, weights, of_weights, subtracted, allowed)
             module.line(f"{total} = {self.multiplied(found, key, total)}")
 
         self.go_through(one.key_blocks, step)
-        self.store("result", total, one.destinations[0], one.rows, one.summed)
+        self.store("result", self.whole(total), one.destinations[0], one.rows, one.summed)
 
 
 class _KeyGradients(_Gradients):
@@ -348,9 +395,10 @@ class _KeyGradients(_Gradients):
             query = module.set("query", self.block(one.query, one.rows, one.summed))
             outer = module.set("outer", self.block(more.result, one.rows, one.columns))
             logarithm, subtracted = self.logarithm(), self.subtracted()
+            score, asked_of = self.read_early(one.score), self.read_early(one.allowed) if asked else None
             products = module.set("products", self.scores(key, query))
-            allowed = self.allowed(asked)
-            weights = self.weights(products, logarithm, allowed)
+            allowed = self.allowed(asked_of)
+            weights = self.weights(products, score, logarithm, allowed)
             module.line(f"{of_values} = {self.multiplied(self.narrow(weights), outer, of_values)}")
             of_weights = module.set("of_weights", self.scores(value, outer))
             found = self.gradients(products, weights, of_weights, subtracted, allowed)
@@ -366,21 +414,22 @@ class _KeyGradients(_Gradients):
                 self.printer.number(one.group, name)
                 self.go_through(one.row_blocks, step)
             module.known.clear()
-        self.store("result", of_keys, one.destinations[1], one.keys, one.summed)
+        self.store("result", self.whole(of_keys), one.destinations[1], one.keys, one.summed)
         self.store("result", of_values, one.destinations[2], one.keys, one.columns)
 
 
 TRUE = Const.intern(torch.bool, 1)
+PRODUCTS, GIVEN = (Param.intern(number, torch.float32) for number in (0, 1))
 
 
-def factor_of(score: Expr) -> float | None:
-    """What the sum of products is multiplied by, where that is all of the score."""
-    if isinstance(score, Param):
+def factor_of(score: Expr, of: Expr = PRODUCTS) -> float | None:
+    """What one parameter is multiplied by, where that is all of an expression."""
+    if score is of:
         return 1.0
     if not isinstance(score, Op) or score.name != "mul":
         return None
     left, right = score.operands
     left, right = (right, left) if isinstance(left, Const) else (left, right)
-    if not isinstance(left, Param) or not isinstance(right, Const) or not isinstance(right.value, (int, float)):
+    if left is not of or not isinstance(right, Const) or not isinstance(right.value, (int, float)):
         return None
     return float(right.value) or None

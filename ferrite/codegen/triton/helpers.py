@@ -76,6 +76,12 @@ _helper("""
 """)
 
 _helper("""
+    def power_of_two(exponent):
+        # what is below the smallest number that is not denormal is zero: to keep those takes three more instructions
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [exponent], tl.float32, True, 1)
+""")
+
+_helper("""
     def atomic_add_half(pointer, value, mask):
         # rounded at every step, as eager's; Triton's interpreter has none of 16 bits
         tl.atomic_add(pointer, value, mask=mask, sem="relaxed")
@@ -134,40 +140,59 @@ _helper("""
 # --- for results of 16 bits -------------------------------------------------------------------------------------------
 # Errors are below 2^-16 of the result: a hundredth of what rounding to bfloat16 costs, a tenth for float16.
 
+# Parts of what is rounded to 16 bits: one instruction each, where the operators around them take six to handle numbers
+# below 1e-38, which are zero here. Exponentials that one is added to, or that end in a factor, lose nothing by that.
+_helper("""
+    def quick_reciprocal(value):
+        code: tl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+        return tl.inline_asm_elementwise(code, "=r,r", [value], dtype=tl.float32, is_pure=True, pack=1)
+""")
+_helper("""
+    def quick_exp2(value):
+        code: tl.constexpr = "ex2.approx.ftz.f32 $0, $1;"
+        return tl.inline_asm_elementwise(code, "=r,r", [value], dtype=tl.float32, is_pure=True, pack=1)
+""")
+_helper("""
+    def quick_exp(value):
+        return quick_exp2(value * 1.44269504)
+""")
+_helper("""
+    def quick_divide(top, bottom):
+        # by a number that is not below one
+        return top * quick_reciprocal(bottom)
+""")
 _helper("""
     def quick_sigmoid(value):
-        return 1.0 / (1.0 + tl.exp(value * (-1.0)))
+        return quick_reciprocal(1.0 + quick_exp2(value * (-1.44269504)))
 """)
 _helper("""
     def quick_tanh(value):
-        # near zero by a few terms of its series: there one is taken from what is nearly one
-        square = value * value
-        near = value * (1.0 + square * (-0.33333334 + square * (0.13333334 + square * (-0.053968254))))
-        far = 1.0 - 2.0 / (1.0 + tl.exp(value + value))
-        return tl.where(tl.abs(value) < 0.25, near, far)
+        # near zero by the series: there one is taken from what is nearly one
+        near = value + value * (value * value * (-0.33333334))
+        far = 1.0 - 2.0 * quick_reciprocal(1.0 + quick_exp2(value * 2.88539008))
+        return tl.where(tl.abs(value) < 0.0625, near, far)
 """)
 _helper("""
     def quick_erf(value):
-        # Abramowitz and Stegun, 7.1.26: off by 1.5e-7 at most; near zero by its series
+        # Abramowitz and Stegun, 7.1.26: off by 1.5e-7 at most; near zero by the series
         square = value * value
-        series = 0.11283792 + square * (-0.026866170 + square * 0.005223978)
-        near = value * (1.1283792 + square * (-0.37612638 + square * series))
+        near = value * (1.1283792 + square * (-0.37612638))
         size = tl.abs(value)
-        part = 1.0 / (1.0 + 0.3275911 * size)
+        part = quick_reciprocal(1.0 + 0.3275911 * size)
         sum_ = 1.4214138 + part * (-1.4531521 + part * 1.0614054)
-        rest = part * (0.25482959 + part * (-0.28449674 + part * sum_)) * tl.exp(square * (-1.0))
+        rest = part * (0.25482959 + part * (-0.28449674 + part * sum_)) * quick_exp2(square * (-1.44269504))
         far = tl.where(value < 0, rest - 1.0, 1.0 - rest)
-        return tl.where(size < 0.5, near, far)
+        return tl.where(size < 0.0625, near, far)
 """)
 
 _helper("""
     def quick_ndtr(value):
         # by the same formula: the smaller side is what comes out of it, so that nothing cancels. Still off by 1e-7:
         # below 2e-4 that is more than rounding to bfloat16 costs, up to 1 % of what is far smaller still
-        size = tl.abs(value) * 0.70710678
-        part = 1.0 / (1.0 + 0.3275911 * size)
+        part = quick_reciprocal(1.0 + 0.23164189 * tl.abs(value))
         sum_ = 0.7107069 + part * (-0.72657603 + part * 0.5307027)
-        rest = part * (0.12741480 + part * (-0.14224837 + part * sum_)) * tl.exp(size * size * (-1.0))
+        power = quick_exp2(value * value * (-0.72134752))
+        rest = part * (0.12741480 + part * (-0.14224837 + part * sum_)) * power
         return tl.where(value < 0, rest, 1.0 - rest)
 """)
 _helper("""

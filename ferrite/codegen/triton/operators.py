@@ -7,7 +7,7 @@ What has no row has no Triton source.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -16,7 +16,7 @@ from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import TYPES
 from ferrite.errors import NotGenerated
 from ferrite.graph import HALVES
-from ferrite.ir import Const, Op, bits_of, is_integer, short, value_of
+from ferrite.ir import Const, Expr, Local, Op, bits_of, is_integer, short, value_of
 
 Needs = Callable[[str], object]
 Row = Callable[[Needs, torch.dtype, list[str]], str | None]
@@ -111,13 +111,18 @@ def _rounded(needs: Needs, text: str, dtype: torch.dtype) -> str:
 # --- operators --------------------------------------------------------------------------------------------------------
 
 
-def operation(needs: Needs, expr: Op, args: list[str], quick: bool = False) -> str:
-    """`quick`: all results have 16 bits, so that the last bits of 32 do not matter."""
+def operation(
+    needs: Needs, expr: Op, args: list[str], quick: bool = False, at_least_one: Collection[str] = ()
+) -> str:
+    """`quick`: all results have 16 bits, so that the last bits of 32 do not matter. `at_least_one`: names of values that
+    are."""
     dtype = expr.operands[-1].dtype
     type_name(expr.dtype)
     row = ROWS.get(expr.name)
     if quick and dtype is torch.float32:
         row = QUICK.get(expr.name, row)
+        if expr.name == "div" and is_at_least_one(expr.operands[1], at_least_one):
+            row = _by_type("quick_divide({0}, {1})", None)
     if any(operand.dtype != dtype for operand in expr.operands) and expr.name != "where":
         row = None  # a number beside a float: few operators have one
     if dtype in FORMATS and expr.name != "where":
@@ -128,6 +133,16 @@ def operation(needs: Needs, expr: Op, args: list[str], quick: bool = False) -> s
     if text is None:
         raise NotGenerated(f"{expr.name} of {short(dtype)}")
     return text
+
+
+def is_at_least_one(expr: Expr, names: Collection[str]) -> bool:
+    """Whether a value has one of these names, or is one and an exponential, as below a sigmoid."""
+    if isinstance(expr, Local):
+        return expr.name in names
+    if not isinstance(expr, Op) or expr.name != "add":
+        return False
+    one, power = sorted(expr.operands, key=lambda each: not isinstance(each, Const))
+    return isinstance(one, Const) and one.value == 1 and isinstance(power, Op) and power.name == "exp"
 
 
 INFIX_NAMES = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")  # take a plain number as an operand

@@ -20,7 +20,7 @@ from ferrite.codegen.triton.grouped import print_choice
 from ferrite.codegen.triton.indices import is_narrow, widened
 from ferrite.codegen.triton.launch import DESCRIPTORS, Block, power_of_two
 from ferrite.codegen.triton.module import EVICT_FIRST, INDENT, BlockAxis, Mask, Module, Scope, Tile, Value
-from ferrite.codegen.triton.operators import filled, type_name
+from ferrite.codegen.triton.operators import filled, is_at_least_one, type_name
 from ferrite.codegen.triton.products import BlockProduct, block_product, factor
 from ferrite.codegen.triton.rounding import all_are_rounded, exact_values
 from ferrite.codegen.triton.states import Accumulators
@@ -179,6 +179,8 @@ class Printer:
             at = PROGRAM // after
             places.insert(0, at if place == 0 else at % count)
             after = after * count
+        if loops and any(isinstance(each, Attend) and each.begins_at_end for each in loops[-1].loop.body):
+            places[-1] = counts[-1] - 1 - places[-1]
         if self.stated and len(loops) > 1 and loops[-2].loop.kind == "vector" and loops[-2].loop.copies > 1:
             places[-2:] = self.neighbours(loops[-2].loop.copies, counts[-2], counts[-1], len(loops) == 2)
         return places
@@ -235,6 +237,8 @@ class Printer:
             case Let(name=name):
                 value = Evaluation(self.module, scope).value(statement.value)
                 self.module.name_value(name, Value(self.module.set(name, value.text), value.dims))
+                if is_at_least_one(statement.value, self.module.at_least_one):
+                    self.module.at_least_one.add(name)
             case Accumulate():
                 self.states.begin(statement, scope)
                 self.block(statement.body, scope)
@@ -323,6 +327,13 @@ class Printer:
     def steps(self, loop: Loop, stop: str, block: Block) -> Iterator[str]:
         """A loop over the blocks of an axis; where each begins."""
         start = self.module.fresh(f"{loop.axis.name}_start")
+        if loop in self.module.last_readers.values() and loop.kind == "vector":
+            # backwards: what the loop before has read last is in the cache most likely
+            done = self.module.fresh("done")
+            with self.iterations(f"for {done} in range(0, {stop}, {block.name}):", loop):
+                self.module.line(f"{start} = ({stop} - 1) // {block.name} * {block.name} - {done}")
+                yield start if is_narrow(loop.axis) else widened(start)
+            return
         head = f"range(0, {stop}, {block.name})"
         if self.stated and loop.copies > 1:
             head = f"tl.range(0, {stop}, {block.name}, num_stages={loop.copies})"

@@ -144,7 +144,7 @@ class Evaluation:
             plain = [plain_number(operand) if isinstance(operand, Const) else None for operand in item.operands]
             texts = [number or text for number, text in zip(plain, texts, strict=True)]
         quick = self.module.quick or (self.module.exact is not None and item not in self.module.exact)
-        return self.named(operation(self.module.needs, item, texts, quick), dims)
+        return self.named(operation(self.module.needs, item, texts, quick, self.module.at_least_one), dims)
 
     def random(self, item: Random, masks: Masks) -> Value:
         seed, places = self.get(item.seed, masks), [self.index(each, masks)[0] for each in (item.counter, item.stream)]

@@ -189,6 +189,11 @@ class Attend:
         return self.operation.gradients is not None and self.operation.destinations[0] is None
 
     @property
+    def begins_at_end(self) -> bool:
+        """Whether the last rows are begun first: with a causal mask they take longest."""
+        return not self.is_by_keys and bool(self.operation.lists)
+
+    @property
     def outer(self) -> tuple[Axis, ...]:
         """The axes of loops around."""
         one = self.operation

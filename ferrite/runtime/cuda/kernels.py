@@ -245,6 +245,8 @@ def code_of(units: Sequence[CudaUnit], store: KernelStore | None = None) -> dict
             unit.name: Refusal(answer["refusal"]) for unit, answer in zip(new, made, strict=True) if "refusal" in answer
         }
         if refused:
+            good = [(unit, answer) for unit, answer in zip(new, made, strict=True) if unit.name not in refused]
+            KNOWN.remember({unit.name: packed(unit, answer) for unit, answer in good})
             places = {place: refused[unit.name] for place, unit in enumerate(units) if unit.name in refused}
             raise RefusedKernels(places)
         return [packed(unit, answer) for unit, answer in zip(new, made, strict=True)]

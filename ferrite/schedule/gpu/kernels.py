@@ -157,6 +157,8 @@ def warps_of(body: Body, machine: GpuMachine) -> int:
             return warps_for(body, machine, machine.window_elements)
         if any(isinstance(item, Random) for statement in walk(body) for item in nodes_in(statement)):
             return warps_for(body, machine, machine.random_elements)
+        if is_transposition(loops):
+            return warps_for(body, machine, machine.tile_elements)
     if any(loop.kind == "vector" and loop.lanes > 1 and goes_through_blocks(loop.body) for loop in loops):
         is_busy = programs_of(body) >= machine.multiprocessors
         return warps_for(body, machine, machine.column_elements if is_busy else machine.few_column_elements)
@@ -167,6 +169,16 @@ def warps_of(body: Body, machine: GpuMachine) -> int:
     if len(reduced) > 1 and len(blocks) == len(reduced) + 1 and elements_of(body) <= machine.max_reduced_block_elements:
         return warps_for(body, machine, machine.reduced_elements)
     return warps_for(body, machine)
+
+
+def is_transposition(loops: Sequence[Loop]) -> bool:
+    """Whether a block has two sides, and memory lies along either."""
+    if len(loops) < 2 or min(loop.lanes for loop in loops[-2:]) == 1:
+        return False
+    body = loops[-1].body
+    places = [item.coordinates[0] for part in walk(body) for item in nodes_in(part) if isinstance(item, Load)]
+    places += [item.coordinates[0] for item in walk(body) if isinstance(item, Store)]
+    return all(any(step_of(place, loop.axis) is ONE for place in places) for loop in loops[-2:])
 
 
 def goes_through_blocks(body: Body) -> bool:

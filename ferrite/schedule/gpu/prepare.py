@@ -13,6 +13,7 @@
   made in pieces, which another kernel adds up.
 - Attention of few rows is made in pieces, which another kernel makes one: see `attention_pieces`.
 - Gradients of attention are those of rows, and those of keys: see `attention`.
+- Doubles that hold numbers of 32 bits are these: see `narrow_doubles`.
 - Products of torch are written into their part of a concatenation, where that is aligned: see `loops.out_products`.
 """
 
@@ -60,6 +61,7 @@ from ferrite.schedule.gpu.attention import blocks_for, refused, with_apart_gradi
 from ferrite.schedule.gpu.attention_pieces import pieces_of, with_shared_keys
 from ferrite.schedule.gpu.blocks import power_above, power_below, whole_elements
 from ferrite.schedule.gpu.complex_parts import with_complex_parts
+from ferrite.schedule.gpu.narrow_doubles import with_narrow_doubles
 from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of
 from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
@@ -88,7 +90,7 @@ def prepare(program: Program, machine: GpuMachine, device: str, tuned: Tuned) ->
     program = with_whole_rows(program, is_product)
     program = with_small_tables_recomputed(program, device)
     program = with_complex_parts(program, device)
-    return GpuPreparation(program, machine, device, tuned).program(program)
+    return with_narrow_doubles(GpuPreparation(program, machine, device, tuned).program(program), device)
 
 
 def is_quick_part(part: Buffer) -> bool:

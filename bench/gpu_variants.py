@@ -1,0 +1,208 @@
+"""Kernels under several machines: what a field of `GpuMachine` gives, turn by turn in one process.
+
+    python -m bench.gpu_variants "column sum" --size large --with piece_programs=16 --with piece_programs=32,step_elements=8192
+
+Each variant is the GPU at hand with some fields changed; the first is the GPU as it is. Results are compared with
+double precision before anything is timed: the relative distance of all of them from it stands beside the microseconds,
+those of eager as well. Without patterns and variants, those of `VARIANTS`. Microseconds as in `bench/gpu_kernels.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils import _pytree as pytree
+
+from bench.backends import with_own_code
+from bench.gpu_kernels import SIZES, Case, Clock, Function, kernel_cases, median, with_backward
+
+Fields = Mapping[str, Any]
+# By a part of the name of a case, in the order in which they are worth knowing.
+PIECES = [{"piece_programs": 16}, {"piece_programs": 32}, {"piece_programs": 64}]
+STEPS = [{"step_elements": 8192}, {"step_elements": 8192, "column_elements": 32}, {"column_elements": 32}]
+VARIANTS: dict[str, list[Fields]] = {
+    "column sum": [
+        *PIECES,
+        *STEPS,
+        {"column_elements": 8},
+        {"piece_programs": 32, "step_elements": 8192, "column_elements": 32},
+        {"piece_programs": 16, "step_elements": 8192, "column_elements": 32},
+        {"piece_programs": 16, "step_elements": 16384, "column_elements": 64},
+        {"piece_programs": 32, "step_elements": 16384, "column_elements": 64},
+    ],
+    "full sum": [
+        *PIECES,
+        {"row_step_elements": 8192, "row_elements": 32},
+        {"row_step_elements": 8192, "row_elements": 32, "piece_programs": 32},
+        {"row_step_elements": 8192},
+        {"row_step_elements": 8192, "piece_programs": 32},
+        {"row_elements": 32, "piece_programs": 16},
+        {"row_elements": 8},
+    ],
+    "layer norm, backward": [
+        {"kept_column_elements": 16},
+        {"kept_column_elements": 16, "row_programs": 2048},
+        {"kept_column_elements": 8},
+        {"kept_column_elements": 8, "row_programs": 512},
+        {"kept_column_elements": 8, "row_programs": 2048},
+        {"kept_column_elements": 16, "rows_under_way": 2},
+        {"kept_column_elements": 16, "rows_under_way": 4},
+        {"kept_column_elements": 16, "rows_under_way": 1, "row_programs": 2048},
+        {"kept_column_elements": 8, "rows_under_way": 1, "row_programs": 2048},
+    ],
+    "transpose": [
+        {"tile_elements": 8},
+        {"tile_elements": 32},
+        {"tile_side": 128},
+        {"tile_side": 128, "tile_elements": 32},
+        {"tile_side": 128, "tile_elements": 64},
+    ],
+    "chain": [{"flat_block": 2048}, {"flat_block": 512}, {"thread_elements": 16}],
+    "65536": [
+        {"again_step_elements": 8192},
+        {"again_step_elements": 32768},
+        {"again_step_elements": 16384, "row_elements": 8},
+        {"again_step_elements": 16384, "row_elements": 32},
+        {"again_step_elements": 8192, "row_elements": 8},
+        {"again_step_elements": 32768, "row_elements": 32},
+    ],
+    "cumsum, one row": [
+        {"scan_piece_elements": 8192},
+        {"scan_piece_elements": 4096},
+        {"scan_piece_elements": 8192, "scans_pieces_backwards": True},
+        {"scan_piece_elements": 4096, "scans_pieces_backwards": True},
+        {"scan_piece_elements": 8192, "row_elements": 8, "scans_pieces_backwards": True},
+        {"scan_piece_elements": 16384, "row_elements": 8},
+    ],
+    "argmax": [
+        {"rows_block": 1024},
+        {"rows_block": 1024, "reduced_elements": 16},
+        {"rows_block": 4096},
+        {"reduced_elements": 16},
+    ],
+    "row sum": [{"rows_block": 1024}, {"rows_block": 1024, "row_elements": 32}, {"rows_block": 4096}],
+    "gelu and dropout": [{"random_elements": 8}, {"random_elements": 32}, {"flat_block": 2048}],
+    "pad": [{"window_elements": 2}, {"window_elements": 8}, {"window_block": 512}],
+    "batch norm": [],
+    "index_add": [],
+    "cross entropy": [],
+}
+DRAWS = ("dropout", "rand")  # has no value in double precision to be compared with
+MAX_CHECKED_BYTES = 4 << 30
+
+
+def on_machine(function: Function, fields: Fields, inputs: Sequence[Any]) -> Function:
+    """The function compiled for a GPU with other fields, and called once."""
+    from ferrite.schedule.gpu import GpuScheduling
+    from ferrite.targets.cuda import CUDA
+
+    scheduling = CUDA.scheduling
+    other = GpuScheduling(replace(scheduling.machine, **fields), scheduling.unsupported)
+    made = torch.compile(with_own_code(function), backend="ferrite")
+    with mock.patch.dict(vars(CUDA), {"scheduling": other}):
+        made(*inputs)
+    torch.cuda.synchronize()
+    return made
+
+
+def distance(results: Any, exact: Any) -> float:
+    """How far results are from exact ones, relative to these."""
+    pairs = list(zip(pytree.tree_leaves(results), pytree.tree_leaves(exact), strict=True))
+    away = [float((one.double() - other.double()).norm() / other.double().norm().clamp_min(1e-30)) for one, other in pairs]
+    return max(away)
+
+
+def exact_results(name: str, function: Function, inputs: Sequence[Any]) -> Any:
+    """The same in double precision; None where there is no such thing."""
+    if any(word in name for word in DRAWS):
+        return None
+    try:
+        return function(*(each.double() if each.is_floating_point() else each for each in inputs))
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def measured(case: Case, variants: Sequence[Fields], clock: Clock, bandwidth: float, rounds: int) -> dict[str, Any]:
+    name, function, inputs, size = case
+    row: dict[str, Any] = {"case": name, "limit": round(size / bandwidth * 1e6, 1)}
+    trains = any(each.requires_grad for each in inputs)
+    calls: dict[str, Function] = {"eager": function}
+    with torch.set_grad_enabled(trains):
+        for fields in ({}, *variants):
+            text = ", ".join(f"{key}={value}" for key, value in fields.items()) or "as it is"
+            try:
+                calls[text] = on_machine(function, fields, inputs)
+            except Exception as problem:
+                row[text] = f"{type(problem).__name__}: {str(problem)[:100]}"
+        exact = exact_results(name, function, inputs)
+        if exact is not None:
+            for text, call in calls.items():
+                row[f"error of {text}"] = f"{distance(call(*inputs), exact):.2e}"
+        del exact
+        timed = {text: with_backward(call) if trains else call for text, call in calls.items()}
+        taken: dict[str, list[float]] = {text: [] for text in timed}
+        for _ in range(2):
+            for call in timed.values():
+                call(*inputs)
+        for turn in range(rounds):
+            for text, call in timed.items():
+                if text != "eager" or turn < 5:
+                    taken[text].append(clock.microseconds(call, inputs, 12 if trains else 2))
+    return row | {text: round(median(each), 1) for text, each in taken.items()}
+
+
+def chosen_cases(chosen: argparse.Namespace) -> Iterator[tuple[Case, Sequence[Fields]]]:
+    given = [dict(parsed(each)) for each in chosen.fields]
+    wanted = {pattern: given for pattern in chosen.patterns} if chosen.patterns else VARIANTS
+    for case in kernel_cases(getattr(torch, chosen.dtype), SIZES[chosen.size]):
+        for pattern, variants in wanted.items():
+            if pattern in case[0]:
+                yield case, variants
+                break
+
+
+def parsed(text: str) -> Iterator[tuple[str, Any]]:
+    for item in text.split(","):
+        key, _, value = item.partition("=")
+        yield key, {"True": True, "False": False}.get(value) if value in ("True", "False") else int(value)
+
+
+def report(row: Mapping[str, Any]) -> None:
+    print(f"{row['case']}: limit {row['limit']}", flush=True)
+    for text, value in row.items():
+        if text in ("case", "limit") or text.startswith("error of "):
+            continue
+        part = f", {row['limit'] / value:.0%}" if isinstance(value, float) else ""
+        print(f"    {value!s:>8}{part}  {row.get(f'error of {text}', '')}  {text}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("patterns", nargs="*", help="parts of names of cases")
+    parser.add_argument("--with", dest="fields", action="append", default=[], metavar="FIELD=NUMBER,..")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--size", choices=SIZES, default="large")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=300, help="no new case is begun after so long")
+    chosen = parser.parse_args(argv)
+    os.environ["FERRITE_CACHE"] = "0"
+    torch._dynamo.config.cache_size_limit = 64
+    clock, began = Clock(), time.perf_counter()
+    bandwidth = clock.copy_bandwidth()
+    print(f"{torch.cuda.get_device_name()}, {chosen.dtype}, {chosen.size}, copy {bandwidth / 1e12:.2f} TB/s", flush=True)
+    for case, variants in chosen_cases(chosen):
+        if time.perf_counter() - began > chosen.seconds:
+            break
+        report(measured(case, variants, clock, bandwidth, chosen.rounds))
+        del case
+
+
+if __name__ == "__main__":
+    main()
