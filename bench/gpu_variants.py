@@ -1,6 +1,7 @@
 """Kernels under several machines: what a field of `GpuMachine` gives, turn by turn in one process.
 
-    python -m bench.gpu_variants "column sum" --size large --with piece_programs=16 --with piece_programs=32,step_elements=8192
+    python -m bench.gpu_variants "column sum" --size large --with piece_programs=16 \
+        --with piece_programs=32,step_elements=8192
 
 Each variant is the GPU at hand with some fields changed; the first is the GPU as it is. Results are compared with
 double precision before anything is timed: the relative distance of all of them from it stands beside the microseconds,
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -115,7 +116,9 @@ def on_machine(function: Function, fields: Fields, inputs: Sequence[Any]) -> Fun
 def distance(results: Any, exact: Any) -> float:
     """How far results are from exact ones, relative to these."""
     pairs = list(zip(pytree.tree_leaves(results), pytree.tree_leaves(exact), strict=True))
-    away = [float((one.double() - other.double()).norm() / other.double().norm().clamp_min(1e-30)) for one, other in pairs]
+    away = [
+        float((one.double() - other.double()).norm() / other.double().norm().clamp_min(1e-30)) for one, other in pairs
+    ]
     return max(away)
 
 
@@ -160,7 +163,7 @@ def measured(case: Case, variants: Sequence[Fields], clock: Clock, bandwidth: fl
 
 def chosen_cases(chosen: argparse.Namespace) -> Iterator[tuple[Case, Sequence[Fields]]]:
     given = [dict(parsed(each)) for each in chosen.fields]
-    wanted = {pattern: given for pattern in chosen.patterns} if chosen.patterns else VARIANTS
+    wanted = dict.fromkeys(chosen.patterns, given) if chosen.patterns else VARIANTS
     for case in kernel_cases(getattr(torch, chosen.dtype), SIZES[chosen.size]):
         for pattern, variants in wanted.items():
             if pattern in case[0]:
@@ -196,7 +199,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch._dynamo.config.cache_size_limit = 64
     clock, began = Clock(), time.perf_counter()
     bandwidth = clock.copy_bandwidth()
-    print(f"{torch.cuda.get_device_name()}, {chosen.dtype}, {chosen.size}, copy {bandwidth / 1e12:.2f} TB/s", flush=True)
+    print(
+        f"{torch.cuda.get_device_name()}, {chosen.dtype}, {chosen.size}, copy {bandwidth / 1e12:.2f} TB/s", flush=True
+    )
     for case, variants in chosen_cases(chosen):
         if time.perf_counter() - began > chosen.seconds:
             break
