@@ -1,6 +1,6 @@
 """Kernels under several machines: what a field of `GpuMachine` gives, turn by turn in one process.
 
-    python -m bench.gpu_variants "column sum" --size large --with piece_programs=16 \
+    python -m bench.gpu_variants "column sum" --size large --with piece_programs=16
         --with piece_programs=32,step_elements=8192
 
 Each variant is the GPU at hand with some fields changed; the first is the GPU as it is. Results are compared with
