@@ -27,7 +27,7 @@ from ferrite.codegen.llvm import LaunchStep
 from ferrite.codegen.triton import unsupported_operation
 from ferrite.machines import GpuMachine
 from ferrite.runtime import load_host
-from ferrite.runtime.cuda import CudaKernel, Function, Processor
+from ferrite.runtime.cuda import CudaKernel, Function, GpuKind
 from ferrite.runtime.cuda.driver import Graph
 from ferrite.schedule.gpu import GpuScheduling
 from ferrite.targets.cuda import CudaTarget
@@ -104,7 +104,7 @@ class IdleDriver:
 
 class IdleTarget(CudaTarget):
     spelling = Spelling()
-    processor = Processor(90, 227 << 10)
+    processor = GpuKind(90, 227 << 10)
     scheduling = GpuScheduling(GpuMachine(), unsupported_operation, device="cpu")
 
     def __init__(self) -> None:

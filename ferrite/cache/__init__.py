@@ -24,7 +24,7 @@ from ferrite.cache.lookup import (
     open_store,
 )
 from ferrite.cache.rewritten_graph import BeforePasses, KnownSizes, edit_as
-from ferrite.cache.store import KINDS, Entry, Store
+from ferrite.cache.store import KINDS, Entry, EntryStore
 
 __all__ = [
     "KINDS",
@@ -33,13 +33,13 @@ __all__ = [
     "BeforePasses",
     "Difference",
     "Entry",
+    "EntryStore",
     "KernelCaches",
     "Key",
     "KnownSizes",
     "Lookup",
     "NewEntry",
     "Outcome",
-    "Store",
     "Strange",
     "Unusable",
     "as_entry",

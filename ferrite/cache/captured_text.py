@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ferrite.cache.graph_text import PLAIN, READ, GraphText
-from ferrite.capture import Described, torch_api, torch_operators
+from ferrite.capture import CallDescriber, torch_api, torch_operators
 from ferrite.errors import NotCached
 from ferrite.graph import PLACE, SYMBOLIC, attribute_of
 
@@ -25,7 +25,7 @@ VALUE = "example_value"
 def captured_text(gm: torch.fx.GraphModule) -> dict[str, str]:
     """The components of a key that are about the graph."""
     nodes = list(gm.graph.nodes)
-    described, text = Described(nodes), GraphText()
+    described, text = CallDescriber(nodes), GraphText()
     calls, values = [], []
     for node in nodes:
         call = described.call(node.op, node.target, node.args, node.kwargs)
@@ -70,7 +70,7 @@ def constant(node: torch.fx.Node) -> torch.Tensor:
     return attribute
 
 
-def noted(node: torch.fx.Node, text: GraphText, described: Described) -> str:
+def noted(node: torch.fx.Node, text: GraphText, described: CallDescriber) -> str:
     if not OF_PASSES.isdisjoint(node.meta):
         raise NotCached("passes have been over it before")
     if node.meta.get("unbacked_bindings"):

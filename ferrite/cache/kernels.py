@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ferrite.cache.keys import kernel_key, source_digest
-from ferrite.cache.store import Store
+from ferrite.cache.store import EntryStore
 from ferrite.errors import Refusal
 
 
@@ -15,7 +15,7 @@ class KernelCache:
     """`target` and `sources` as for the key of a graph. `problems`: what was wrong with entries that could not be
     used."""
 
-    store: Store
+    store: EntryStore
     target: str
     sources: str
     problems: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class KernelCache:
 class KernelCaches:
     """For each kind of machine that a graph has kernels for, the cache of its kernels; none without a store."""
 
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: EntryStore | None) -> None:
         self.store = store
         self.problems: list[str] = []
 

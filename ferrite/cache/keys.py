@@ -24,7 +24,7 @@ from ferrite.cache.graph_text import GraphText, contents
 from ferrite.cache.identities import identity
 from ferrite.cache.joint_text import joint_text
 from ferrite.cache.key import Key, digest_of
-from ferrite.cache.store import DIGEST, Store
+from ferrite.cache.store import DIGEST, EntryStore
 from ferrite.capture import (
     CapturedGraph,
     GraphKind,
@@ -221,7 +221,7 @@ def llvm_version() -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def source_digest(store: Store | None = None) -> str:
+def source_digest(store: EntryStore | None = None) -> str:
     """A digest of ferrite's sources. Reading them all takes as long as a warm start may, so it is remembered in the
     store under what the file system says of them: any change to a file gives it another time or another number."""
     folder = Path(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

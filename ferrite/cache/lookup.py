@@ -24,7 +24,7 @@ from typing import Any, Generic, Literal, TypeVar
 from ferrite.cache.entry import About, Artifact
 from ferrite.cache.folder import Unusable, full_path
 from ferrite.cache.key import Key
-from ferrite.cache.store import Entry, Store, words_of
+from ferrite.cache.store import Entry, EntryStore, words_of
 from ferrite.errors import NotCached, Refusal
 from ferrite.options import Options
 
@@ -41,7 +41,7 @@ class Outcome:
     result: Result
     reason: str = ""
     key: Key | None = None
-    store: Store | None = None
+    store: EntryStore | None = None
     at: float = 0.0  # when it was asked, seconds since 1970
     seconds: float = 0.0  # for the key and for reading
 
@@ -67,17 +67,17 @@ class Difference:
 
 
 @functools.lru_cache(maxsize=32)
-def _store(folder: Path, megabytes: int) -> Store:
+def _store(folder: Path, megabytes: int) -> EntryStore:
     try:
         folder = full_path(folder)
     except Unusable as problem:
-        store = Store(Path(os.sep) / folder, megabytes << 20)  # a place that nobody looks at
+        store = EntryStore(Path(os.sep) / folder, megabytes << 20)  # a place that nobody looks at
         store.give_up(problem, reads=False)
         return store
-    return Store(folder / ARTIFACTS, megabytes << 20, folder)
+    return EntryStore(folder / ARTIFACTS, megabytes << 20, folder)
 
 
-def open_store(options: Options) -> Store | None:
+def open_store(options: Options) -> EntryStore | None:
     """The store that the options name, one for the whole process; None if the cache is off."""
     return _store(options.cache_folder(), options.cache_size) if options.cache else None
 
@@ -117,7 +117,7 @@ class Lookup(Generic[Found]):
 
 
 def look_up(
-    store: Store | None,
+    store: EntryStore | None,
     make_key: Callable[[], Key],
     what: str,
     read: Callable[[Artifact], Found],
@@ -166,7 +166,7 @@ def in_words(name: str) -> list[tuple[int, str]]:
     return [(int(word), "") if word.isdigit() else (-1, word) for word in name.split()]
 
 
-def nearest(store: Store, kind: str, here: Mapping[str, str], before: float) -> tuple[Entry, About] | None:
+def nearest(store: EntryStore, kind: str, here: Mapping[str, str], before: float) -> tuple[Entry, About] | None:
     """The older entry with the fewest differences. One with the same operators, in another version or for other
     sizes, is nearer than any other graph."""
     described = ((entry, store.about(entry)) for entry in store.entries(kind))

@@ -63,14 +63,14 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundEntry:
     """What there is for a key. `refusal`: why an entry that there was cannot be used."""
 
     artifact: Artifact | None = None
     refusal: Refusal | None = None
 
 
-class Store:
+class EntryStore:
     """The entries below one folder, at most `limit` bytes of them. Safe from many threads and processes. `root` is the
     folder above that the user named, if it is another: from there on everything must be the user's alone.
 
@@ -94,17 +94,17 @@ class Store:
         """The entry of a key; None where there is none that is whole, ours, and of this key."""
         return self.look(key).artifact
 
-    def look(self, key: Key) -> Found:
+    def look(self, key: Key) -> FoundEntry:
         """The same, and what is wrong with an entry that is there. It is removed if it is ours."""
         if not self._usable(key.kind):
-            return Found()
+            return FoundEntry()
         path = self.path(key)
         try:
             descriptor, status = open_own(path)
         except FileNotFoundError:
-            return Found()
+            return FoundEntry()
         except OSError as problem:
-            return Found(refusal=Refusal(str(problem)))  # not ours
+            return FoundEntry(refusal=Refusal(str(problem)))  # not ours
         try:
             about, artifact = read(lambda size: read_all(descriptor, size), status.st_size)
             if about.kind != key.kind or about.components != key.components:
@@ -112,13 +112,13 @@ class Store:
             with contextlib.suppress(OSError):  # a folder that is only to be read is good enough
                 os.utime(descriptor if os.utime in os.supports_fd else path)
         except OSError as problem:
-            return Found(refusal=Refusal(str(problem)))
+            return FoundEntry(refusal=Refusal(str(problem)))
         except Exception as problem:  # whatever is wrong with an entry costs the entry
             remove(path)
-            return Found(refusal=Refusal(words_of(problem)))
+            return FoundEntry(refusal=Refusal(words_of(problem)))
         finally:
             os.close(descriptor)
-        return Found(artifact)
+        return FoundEntry(artifact)
 
     def path(self, key: Key) -> Path:
         return self.folder / key.kind / key.digest

@@ -6,7 +6,7 @@ that write mutated inputs back; every node has a fake value; the backward graph 
 """
 
 from ferrite.capture.aot import CapturedGraph, GraphKind, Partition, capture, mark_inputs_written_after
-from ferrite.capture.as_data import Described
+from ferrite.capture.as_data import CallDescriber
 from ferrite.capture.edits import Before, make
 from ferrite.capture.parameters import Parameter
 from ferrite.capture.product_libraries import (
@@ -40,8 +40,8 @@ from ferrite.capture.torch_state import (
 
 __all__ = [
     "Before",
+    "CallDescriber",
     "CapturedGraph",
-    "Described",
     "GraphKind",
     "Parameter",
     "Partition",

@@ -28,7 +28,7 @@ MOST = 1 << 96  # no number that a graph holds is larger
 Data = Any
 
 
-class Described:
+class CallDescriber:
     """Describes calls. `nodes`: what they may refer to, by place."""
 
     def __init__(self, nodes: Sequence[torch.fx.Node]) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture.as_data import Data, Described, at_path, place_in, rebuilt
+from ferrite.capture.as_data import CallDescriber, Data, at_path, place_in, rebuilt
 from ferrite.capture.unused_random import dead_calls
 from ferrite.errors import NotCached
 from ferrite.graph import alias_class, compute, mode_of, note_for_another, same_metadata
@@ -56,7 +56,7 @@ class Before:
         """A row for each node of the graph as it is now; None where nothing was changed. NotCached says why not."""
         nodes = list(gm.graph.nodes)
         self._check_ends(nodes)
-        described, read = Described(nodes), values_read(gm.graph)
+        described, read = CallDescriber(nodes), values_read(gm.graph)
         rows = [self._row(node, described, node in read) for node in nodes]
         return None if rows == list(range(len(self.nodes))) else rows
 
@@ -67,7 +67,7 @@ class Before:
         if nodes[-1] is not self.nodes[-1]:
             raise NotCached("passes made another output")
 
-    def _row(self, node: torch.fx.Node, described: Described, read: bool) -> Data:
+    def _row(self, node: torch.fx.Node, described: CallDescriber, read: bool) -> Data:
         place = self.places.get(node)
         if place is None:
             return self._row_of_made(node, described, read)
@@ -88,7 +88,7 @@ class Before:
             row["value"] = self._place_of_value(node) if read else None
         return row if len(row) > 1 else place
 
-    def _row_of_made(self, node: torch.fx.Node, described: Described, read: bool) -> Data:
+    def _row_of_made(self, node: torch.fx.Node, described: CallDescriber, read: bool) -> Data:
         if node.op not in CALLS:
             raise NotCached(f"passes made {node.name}, a {node.op}")
         row: dict[str, Data] = {
@@ -119,7 +119,7 @@ class Before:
             raise NotCached(f"the value of {node.name} is not what its call gives")
         return True
 
-    def _edited_call(self, node: torch.fx.Node, place: int, described: Described) -> Data | None:
+    def _edited_call(self, node: torch.fx.Node, place: int, described: CallDescriber) -> Data | None:
         """What a node calls now; None where that is what it called before."""
         now = (node.op, node.target, node.args, node.kwargs)
         if all(map(operator.is_, now, self.calls[place])):  # arguments are never changed in place

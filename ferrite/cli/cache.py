@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ferrite.cache import KINDS, About, Entry, Store, differences, nearest, open_store
+from ferrite.cache import KINDS, About, Entry, EntryStore, differences, nearest, open_store
 from ferrite.debug import age, differences_table, side
 from ferrite.errors import UserError
 from ferrite.options import resolve
@@ -62,7 +62,7 @@ def new_action(actions: Any, name: str, run: Callable[..., int], about: str, mor
     return parser
 
 
-def store_of(chosen: argparse.Namespace) -> Store:
+def store_of(chosen: argparse.Namespace) -> EntryStore:
     """The store to look at, whether or not compiling would use it."""
     where = {} if chosen.dir is None else {"cache_dir": chosen.dir}
     store = open_store(resolve({"cache": True, **where}))
@@ -132,7 +132,7 @@ def explain(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def explain_newest(store: Store, console: Console) -> int:
+def explain_newest(store: EntryStore, console: Console) -> int:
     known = ((entry, store.about(entry)) for entry in store.entries("graph"))
     newest = max(((entry, about) for entry, about in known if about is not None), key=made, default=None)
     if newest is None:
@@ -161,7 +161,7 @@ def compare(console: Console, there: tuple[Entry, About], here: tuple[Entry, Abo
     console.print(differences_table(found))
 
 
-def find(store: Store, beginning: str) -> tuple[Entry, About]:
+def find(store: EntryStore, beginning: str) -> tuple[Entry, About]:
     """The one entry whose digest begins so."""
     found = [entry for entry in store.entries() if beginning and entry.digest.startswith(beginning.lower())]
     if len(found) != 1:

@@ -37,7 +37,7 @@ from ferrite.graph.facts import (
     storage_bytes,
     stream_of,
 )
-from ferrite.graph.gradients import Gradients, says_so
+from ferrite.graph.gradients import GradientFlow, says_so
 from ferrite.graph.order import PLACE, GraphCycle, stable_topological_sort, users_in_order
 from ferrite.graph.places import Place, PlaceIndex, Places
 from ferrite.graph.regions import USER_KERNEL, WRITTEN_AFTER, Regions, has_collectives, has_effect, is_random, mutates
@@ -87,7 +87,7 @@ __all__ = [
     "WRITTEN_AFTER",
     "Aliases",
     "CannotRun",
-    "Gradients",
+    "GradientFlow",
     "GraphCycle",
     "MetadataUpdater",
     "MissingValue",

@@ -22,7 +22,7 @@ CUT = frozenset(
 )
 
 
-class Gradients:
+class GradientFlow:
     """`required` has the nodes whose values require a gradient, `reached` those of them that get one. Linear."""
 
     def __init__(self, graph: torch.fx.Graph, enabled: bool = True) -> None:

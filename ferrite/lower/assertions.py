@@ -32,7 +32,7 @@ from ferrite.ir import (
 from ferrite.ir.program import Assert, Bind, Item
 from ferrite.lower.builder import Builder
 from ferrite.lower.memory import buffer_of
-from ferrite.lower.scalars import Reader
+from ferrite.lower.scalars import ScalarReader
 from ferrite.lower.sizes import UnknownSize
 from ferrite.lower.value import Value
 
@@ -165,4 +165,4 @@ def check_known(ctx: Builder, value: torch.SymInt | torch.SymBool, bound: Symbol
     for condition, said in size_facts.asserted(value):
         free = set(map(str, condition.free_symbols))
         if bound.name in free and free <= names:
-            add_assert(ctx, cast(Reader(ctx, value).expr(condition), BOOL), said)
+            add_assert(ctx, cast(ScalarReader(ctx, value).expr(condition), BOOL), said)

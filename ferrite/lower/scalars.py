@@ -67,7 +67,7 @@ def expression(ctx: Builder, value: Any) -> Any:
 
 def read(ctx: Builder, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Expr:
     """A number off torch's expression for it."""
-    return Reader(ctx, value).expr(torch_api.expression(value))
+    return ScalarReader(ctx, value).expr(torch_api.expression(value))
 
 
 def computed_size(ctx: Builder, value: torch.SymInt) -> Index:
@@ -122,7 +122,7 @@ def remember(ctx: Builder, number: Expr, picture: Any) -> None:
         ctx.symbols[str(symbol)] = number
 
 
-class Reader:
+class ScalarReader:
     def __init__(self, ctx: Builder, value: torch.SymInt | torch.SymFloat | torch.SymBool) -> None:
         self.ctx, self.value = ctx, value
         self.symbol_facts = SymbolFacts(value)

@@ -29,7 +29,7 @@ from ferrite.passes.post_grad.distributed import (
     communication_of,
 )
 from ferrite.passes.pre_grad import PRE_GRAD, pre_grad_passes, sum_of_linears
-from ferrite.passes.pre_grad.horizontal import Horizontal, Limits
+from ferrite.passes.pre_grad.horizontal import FusionLimits, Horizontal
 from ferrite.passes.pre_grad.numeric_check import check_settings
 from ferrite.passes.pre_grad.split_cat import PARTS, PartSettings
 from ferrite.passes.shared.flops import flops_of_call
@@ -85,7 +85,7 @@ def checked_options(options: Options) -> Options:
 
 def horizontal_rules() -> dict[str, type[Any]]:
     """The rules that the option `horizontal` is about, with the settings that each takes."""
-    found: dict[str, type[Any]] = {rule.name: Limits for rule in all_rules() if isinstance(rule, Horizontal)}
+    found: dict[str, type[Any]] = {rule.name: FusionLimits for rule in all_rules() if isinstance(rule, Horizontal)}
     return found | dict.fromkeys((sum_of_linears.NAME, siblings.NAME), NoSettings)
 
 

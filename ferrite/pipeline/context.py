@@ -48,7 +48,7 @@ def no_times(problem: Problem) -> None:
     return None
 
 
-class Refused(Protocol):
+class OnRefusal(Protocol):
     """Told of a rule that had a candidate and did not fire there."""
 
     def __call__(self, rule: str, node: torch.fx.Node, refusal: Refusal) -> None: ...
@@ -65,7 +65,7 @@ class PassContext:
     facts: collections.Counter[str] = field(default_factory=collections.Counter)  # what passes count besides rewrites
     steps: int = 0  # of matching: cost without a clock
     times: Times = no_times  # of products and calls on the GPU of this process
-    refused: Refused | None = None  # who wants to know where rules did not fire
+    refused: OnRefusal | None = None  # who wants to know where rules did not fire
     code_waits: bool = False  # the code of an edited graph is made when the stage is over: nobody runs it before
     known: object = None  # what the rewriter remembers of the graph from one pass to the next
 

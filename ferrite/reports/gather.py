@@ -19,7 +19,7 @@ from ferrite.errors import ModelLine
 from ferrite.reports import data
 from ferrite.reports.memory import memory_data
 from ferrite.reports.passes import near_misses, pass_data, passes_of, with_skipped
-from ferrite.reports.sources import Places
+from ferrite.reports.sources import SourceLines
 from ferrite.reports.steps import Steps
 from ferrite.reports.texts import GraphTexts, digest_of
 
@@ -29,7 +29,7 @@ MAX_CODE_CHARACTERS = 8_000_000  # of generated code in a report: what is beyond
 def gather(records: Sequence[CompileRecord], limits: Sequence[data.Limits] = ()) -> data.Report:
     import ferrite
 
-    places, notes = Places(), list[str]()
+    places, notes = SourceLines(), list[str]()
     budget = Budget(MAX_CODE_CHARACTERS)
     compiles = [compile_data(record, places, budget) for record in records]
     breaks = [
@@ -114,7 +114,7 @@ def processor_name() -> str:
 # --- one compilation --------------------------------------------------------------------------------------------------
 
 
-def compile_data(record: CompileRecord, places: Places, budget: Budget) -> data.Compile:
+def compile_data(record: CompileRecord, places: SourceLines, budget: Budget) -> data.Compile:
     capture = record.capture
     matched = {id(graph): details for graph in record.graphs if (details := details_of(graph, record)) is not None}
     taken = {id(each) for each in matched.values()}
@@ -175,7 +175,7 @@ def cache_data(outcome: Outcome) -> data.CacheQuestion:
     )
 
 
-def saved_data(record: CompileRecord, places: Places) -> list[data.SavedValue]:
+def saved_data(record: CompileRecord, places: SourceLines) -> list[data.SavedValue]:
     if (saved := record.saved) is None:
         return []
     pairs = [("saved", value) for value in saved.kept] + [("recomputed", value) for value in saved.recomputed]
@@ -185,7 +185,7 @@ def saved_data(record: CompileRecord, places: Places) -> list[data.SavedValue]:
 # --- one graph --------------------------------------------------------------------------------------------------------
 
 
-def before_data(details: GraphDetails, record: CompileRecord, places: Places) -> data.Graph:
+def before_data(details: GraphDetails, record: CompileRecord, places: SourceLines) -> data.Graph:
     """A graph that others were made of: of torch calls, or of forward and backward."""
     first, passes, last = passes_of(details)
     return data.Graph(
@@ -203,11 +203,11 @@ def before_data(details: GraphDetails, record: CompileRecord, places: Places) ->
     )
 
 
-def nodes_of(details: GraphDetails, rows: Sequence[int], places: Places) -> tuple[data.Node, ...]:
+def nodes_of(details: GraphDetails, rows: Sequence[int], places: SourceLines) -> tuple[data.Node, ...]:
     return tuple(data.Node(details.rows[row].name, row, places.of(details.rows[row].line)) for row in rows)
 
 
-def graph_data(graph: GraphRecord, details: GraphDetails | None, places: Places, budget: Budget) -> data.Graph:
+def graph_data(graph: GraphRecord, details: GraphDetails | None, places: SourceLines, budget: Budget) -> data.Graph:
     plain = data.Graph(
         kind=graph.kind,
         title=graph.kind,
@@ -278,7 +278,7 @@ def graph_data(graph: GraphRecord, details: GraphDetails | None, places: Places,
     )
 
 
-def launches_without_details(graph: GraphRecord, places: Places) -> list[data.Step]:
+def launches_without_details(graph: GraphRecord, places: SourceLines) -> list[data.Step]:
     """What is known of steps without the plan: kernels, then calls."""
     found = [
         data.Step(
@@ -292,5 +292,5 @@ def launches_without_details(graph: GraphRecord, places: Places) -> list[data.St
     return found
 
 
-def line_numbers(lines: Sequence[ModelLine], places: Places) -> tuple[int, ...]:
+def line_numbers(lines: Sequence[ModelLine], places: SourceLines) -> tuple[int, ...]:
     return tuple(map(places.of, lines))

@@ -8,7 +8,7 @@ from ferrite.debug import PeakMemory
 from ferrite.errors import NotScheduled
 from ferrite.ir.program import Operation, writes
 from ferrite.reports.data import Held, Memory
-from ferrite.reports.sources import Places
+from ferrite.reports.sources import SourceLines
 from ferrite.reports.texts import title_of
 from ferrite.schedule import Plan, Run
 from ferrite.schedule.fusion import BufferTable
@@ -17,7 +17,7 @@ from ferrite.schedule.memory import accessed, bytes_at
 ARENA = "arena"
 
 
-def memory_data(plan: Plan, known: PeakMemory | None, hints: Mapping[str, int], places: Places) -> Memory:
+def memory_data(plan: Plan, known: PeakMemory | None, hints: Mapping[str, int], places: SourceLines) -> Memory:
     peak, eager = (None, None) if known is None else (known.peak, known.eager)
     titles = [title for step in plan.steps for title in step_titles(step)]
     try:
@@ -40,7 +40,7 @@ class Holders:
     """As `ferrite.schedule.memory.peak` counts bytes, by name. What is given away to the program counts against it from
     where it is freed. A run has its memory from its first launch to its last."""
 
-    def __init__(self, plan: Plan, hints: Mapping[str, int], places: Places) -> None:
+    def __init__(self, plan: Plan, hints: Mapping[str, int], places: SourceLines) -> None:
         self.plan, self.hints, self.places = plan, hints, places
         self.table = BufferTable(plan.program)
         self.origins = {

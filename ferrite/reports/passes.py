@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ferrite.debug import GraphDetails
 from ferrite.pipeline import PassRecord
 from ferrite.reports.data import Hunk, NearMiss, Pass
-from ferrite.reports.sources import Places
+from ferrite.reports.sources import SourceLines
 
 MAX_NODES = 8  # that are named of a near miss
 CAPTURED = "captured"
@@ -105,7 +105,7 @@ def longest_rising(numbers: Sequence[int]) -> list[int]:
     return found[::-1]
 
 
-def near_misses(details: GraphDetails, places: Places) -> tuple[NearMiss, ...]:
+def near_misses(details: GraphDetails, places: SourceLines) -> tuple[NearMiss, ...]:
     """One for each rule and reason, most frequent first."""
     groups: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for each in details.refusals.values():

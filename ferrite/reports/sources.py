@@ -12,7 +12,7 @@ MAX_LINES = 4000  # of one file; of a longer one, what is around the lines that 
 LINES_AROUND = 60  # of a line that is used
 
 
-class Places:
+class SourceLines:
     """Numbers lines of the model, and reads their files."""
 
     def __init__(self) -> None:

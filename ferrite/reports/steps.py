@@ -10,7 +10,7 @@ from ferrite.debug import Compiled, GraphDetails
 from ferrite.ir.program import Allocate, Assert, Bind, Operation, Template, call_of, reads, writes
 from ferrite.reports.costs import bytes_moved, flops_of
 from ferrite.reports.data import Collective, Step
-from ferrite.reports.sources import Places
+from ferrite.reports.sources import SourceLines
 from ferrite.reports.texts import GraphTexts, runs_in_order, title_of
 from ferrite.schedule import Launch, Plan, Run
 from ferrite.schedule.fusion import BufferTable
@@ -20,7 +20,7 @@ STARTS, WAITS = "_c10d_functional.", "_c10d_functional.wait_tensor"
 
 
 class Steps:
-    def __init__(self, compiled: Compiled, texts: GraphTexts, places: Places) -> None:
+    def __init__(self, compiled: Compiled, texts: GraphTexts, places: SourceLines) -> None:
         self.compiled, self.texts, self.places = compiled, texts, places
         self.kernels = {pair: number for number, pair in enumerate(compiled.plan.kernels)}
         self.runs = {id(run): number for number, run in enumerate(runs_in_order(compiled.plan))}

@@ -14,7 +14,7 @@ import torch
 MISSING = object()
 
 
-class Parameter(NamedTuple):
+class SchemaParameter(NamedTuple):
     """A parameter of an operator, as torch's schema has it: reading that takes many times as long. `default` is MISSING
     where there is none; `length`: of the list that one number stands for."""
 
@@ -30,10 +30,10 @@ class Parameter(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def parameters_of(operator: Any) -> tuple[Parameter, ...]:
+def parameters_of(operator: Any) -> tuple[SchemaParameter, ...]:
     """The parameters of an operator with a schema."""
     return tuple(
-        Parameter(
+        SchemaParameter(
             item.name,
             str(item.type),
             item.kwarg_only,

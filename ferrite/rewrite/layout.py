@@ -58,7 +58,7 @@ STRIDE_CONTRACTS = frozenset({"needs_exact_strides", "needs_fixed_stride_order",
 
 def follow(replaced: Values, mode: Any) -> dict[torch.fx.Node, Any] | Refusal:
     """The new values of the replaced nodes and of everything behind them that changes, or who could tell."""
-    walk = Walk(replaced)
+    walk = ChangedValues(replaced)
     for node in replaced:
         if (problem := walk.queue_users(node)) is not None:
             return problem
@@ -80,7 +80,7 @@ def follow(replaced: Values, mode: Any) -> dict[torch.fx.Node, Any] | Refusal:
     return walk.values
 
 
-class Walk:
+class ChangedValues:
     """The values that have changed so far, and the nodes that read one of them and wait for their turn."""
 
     def __init__(self, replaced: Values) -> None:

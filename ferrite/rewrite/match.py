@@ -17,7 +17,7 @@ from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.options import Options
 from ferrite.rewrite.arguments import MISSING, arguments_of, same_literal
-from ferrite.rewrite.pattern import Call, Items, Literal, Pattern, Variable, count_uses
+from ferrite.rewrite.pattern import Items, Pattern, PatternCall, PatternLiteral, Variable, count_uses
 
 DEFAULTS = Options()
 
@@ -78,7 +78,7 @@ class Matcher:
                 self.refusal = problem
         return self.refusal
 
-    def call(self, pattern: Call, node: torch.fx.Node, match: Match) -> Iterator[Match]:
+    def call(self, pattern: PatternCall, node: torch.fx.Node, match: Match) -> Iterator[Match]:
         """Every way in which a call of the pattern can be this node."""
         self.steps += 1
         known = match.nodes.get(pattern.index)
@@ -96,7 +96,7 @@ class Matcher:
             own.nodes[pattern.index] = node
             yield from self.arguments(expected, arguments_of(node), own, node)
 
-    def orders(self, pattern: Call) -> Iterator[dict[str, Any]]:
+    def orders(self, pattern: PatternCall) -> Iterator[dict[str, Any]]:
         expected = dict(pattern.arguments)
         yield expected
         swapped = COMMUTATIVE.get(pattern.target)
@@ -111,7 +111,7 @@ class Matcher:
             self.refusal = Refusal(f"{node.name} has other arguments")
             return
         # plain arguments first: they fail fast, calls recurse
-        names = sorted(expected, key=lambda name: isinstance(expected[name], Call))
+        names = sorted(expected, key=lambda name: isinstance(expected[name], PatternCall))
         yield from self.all_of([(expected[name], actual[name], f"{node.name}.{name}") for name in names], match)
 
     def all_of(self, pairs: list[tuple[Any, Any, str]], match: Match) -> Iterator[Match]:
@@ -136,7 +136,7 @@ class Matcher:
                     yield match
                 else:
                     self.refusal = Refusal(f"{where} is {actual}, but {name} is {match.bindings[name]} already")
-            case Call():
+            case PatternCall():
                 if isinstance(actual, torch.fx.Node):
                     yield from self.call(pattern, actual, match)
                 else:
@@ -146,7 +146,7 @@ class Matcher:
                     yield from self.all_of(list(zip(items, actual, [where] * len(items), strict=True)), match)
                 else:
                     self.refusal = Refusal(f"{where} has another length")
-            case Literal(value):
+            case PatternLiteral(value):
                 if same_literal(value, actual):
                     yield match
                 else:
@@ -163,11 +163,11 @@ class Matcher:
             for found in self.call(missing, candidate, match):
                 yield from self.other_roots(found)
 
-    def neighbours(self, pattern: Call, match: Match) -> Iterator[torch.fx.Node]:
+    def neighbours(self, pattern: PatternCall, match: Match) -> Iterator[torch.fx.Node]:
         seen: set[torch.fx.Node] = set()
         for _, argument in pattern.arguments:
             bound: Any = None
-            if isinstance(argument, Call):
+            if isinstance(argument, PatternCall):
                 bound = match.nodes.get(argument.index)
             elif isinstance(argument, Variable):
                 bound = match.bindings.get(argument.name)

@@ -1,8 +1,8 @@
 """A pattern: what the left side of a rule looks like, traced once from an ordinary function.
 
-pattern = Call(target, arguments by name, users allowed)
+pattern = PatternCall(target, arguments by name, users allowed)
         | Variable(name)              binds any argument; equal names must bind equal values
-        | Literal(value)
+        | PatternLiteral(value)
         | Items((pattern, ...))       a list or tuple written out
 """
 
@@ -24,7 +24,7 @@ class Variable:
 
 
 @dataclass(frozen=True)
-class Literal:
+class PatternLiteral:
     value: Any = field(hash=False)
 
 
@@ -34,7 +34,7 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Call:
+class PatternCall:
     """`index` tells two equal calls of one pattern apart; `uses` is how often the pattern itself reads the result."""
 
     target: Any
@@ -51,11 +51,11 @@ class Pattern:
     """`roots` are the results that a match replaces, in the order the function returned them."""
 
     variables: tuple[str, ...]
-    roots: tuple[Call, ...]
-    calls: tuple[Call, ...]
+    roots: tuple[PatternCall, ...]
+    calls: tuple[PatternCall, ...]
 
     @property
-    def anchor(self) -> Call:
+    def anchor(self) -> PatternCall:
         """The root from which matching starts: the one traced last, since the others lie before or beside it."""
         return max(self.roots, key=lambda call: call.index)
 
@@ -76,18 +76,18 @@ def trace_pattern(before: Callable[..., Any]) -> Pattern:
         elif node.op == "call_function":
             made[node] = _call(node, index, made)
     roots = tuple(made[item.node] for item in results)
-    if not all(isinstance(root, Call) for root in roots):
+    if not all(isinstance(root, PatternCall) for root in roots):
         raise ValueError("the left side of a rule must end in calls")
-    calls = tuple(item for item in made.values() if isinstance(item, Call))
+    calls = tuple(item for item in made.values() if isinstance(item, PatternCall))
     return Pattern(names, roots, calls)
 
 
-def _call(node: torch.fx.Node, index: int, made: dict[torch.fx.Node, Any]) -> Call:
+def _call(node: torch.fx.Node, index: int, made: dict[torch.fx.Node, Any]) -> PatternCall:
     if hasattr(node.target, "overloads"):
         raise ValueError(f"a rule names the overload: {node.target}.default, say")
     named = named_arguments(node.target, node.args, node.kwargs)
     arguments = tuple((name, _argument(value, made)) for name, value in named.items())
-    return Call(
+    return PatternCall(
         node.target, arguments, index, sum(count_uses(user, node) for user in node.users if user.op != "output")
     )
 
@@ -97,7 +97,7 @@ def _argument(value: Any, made: dict[torch.fx.Node, Any]) -> Any:
         return made[value]
     if isinstance(value, (list, tuple)):
         return Items(tuple(_argument(item, made) for item in value))
-    return Literal(value)
+    return PatternLiteral(value)
 
 
 def count_uses(user: torch.fx.Node, node: torch.fx.Node) -> int:

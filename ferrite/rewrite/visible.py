@@ -13,7 +13,7 @@ from ferrite.capture import size_facts
 from ferrite.errors import Refusal
 from ferrite.graph import (
     WRITTEN_AFTER,
-    Gradients,
+    GradientFlow,
     Storage,
     Values,
     mutates,
@@ -105,7 +105,7 @@ class VisibleMemory:
     def differentiated(self) -> frozenset[Storage]:
         """The memory of values that require a gradient, before or after they are written. Of written memory a rewrite
         changes nothing, so it holds for as long as `written` does."""
-        return frozenset().union(*map(storages_of, Gradients(self.graph).required))
+        return frozenset().union(*map(storages_of, GradientFlow(self.graph).required))
 
     def problem(self, pairs: Sequence[tuple[torch.fx.Node, torch.fx.Node]], values: Values) -> Refusal | None:
         """Why replacing nodes by others would change what the graph's inputs and outputs share.

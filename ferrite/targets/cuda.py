@@ -19,7 +19,7 @@ from ferrite.machines import GpuMachine, gpu_machine
 from ferrite.runtime import KernelStore, in_range
 from ferrite.runtime.cuda import (
     Driver,
-    Processor,
+    GpuKind,
     Recorder,
     build,
     built_from,
@@ -48,11 +48,11 @@ class CudaTarget:
         return libcuda()
 
     @functools.cached_property
-    def processor(self) -> Processor:
+    def processor(self) -> GpuKind:
         """All GPUs of this process have the same capability: see `ferrite.targets.choose`."""
         many: list[Any] = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
         shared = min(each.shared_memory_per_block_optin for each in many)
-        return Processor(10 * many[0].major + many[0].minor, shared)
+        return GpuKind(10 * many[0].major + many[0].minor, shared)
 
     def identity(self) -> str:
         """The processor of the host counts too: launches are native code."""

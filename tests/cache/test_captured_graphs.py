@@ -18,7 +18,7 @@ from ferrite.__main__ import main
 from ferrite.cache import Key, captured_key, open_store
 from ferrite.cache import rewritten_graph as captured
 from ferrite.capture import capture
-from ferrite.capture.as_data import Described, at_path, path_of, rebuilt
+from ferrite.capture.as_data import CallDescriber, at_path, path_of, rebuilt
 from ferrite.capture.edits import Before, make
 from ferrite.errors import FerriteWarning, NotCached
 from ferrite.options import resolve
@@ -400,7 +400,7 @@ VALUES = [
 @pytest.mark.quick
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: re.sub(r" at 0x[0-9a-f]+", "", repr(value)))
 def test_arguments_come_back_as_they_were(value):
-    found = rebuilt(json.loads(json.dumps(Described([]).value(value))), [])
+    found = rebuilt(json.loads(json.dumps(CallDescriber([]).value(value))), [])
     assert type(found) is type(value)
     assert repr(found) == repr(value)
     assert found is value or not callable(value)
@@ -410,7 +410,7 @@ def test_arguments_come_back_as_they_were(value):
 @pytest.mark.parametrize("value", [object(), torch.zeros(1), lambda: 0, copy.copy, {1}, X.relu, torch.nn.Linear(1, 1)])
 def test_what_has_no_text_is_refused(value):
     with pytest.raises(NotCached):
-        Described([]).value((value,))
+        CallDescriber([]).value((value,))
 
 
 @pytest.mark.quick

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import ferrite
-from ferrite.cache import Key, Store, open_store
+from ferrite.cache import EntryStore, Key, open_store
 from ferrite.cache import folder as folders
 from ferrite.cache.folder import Unusable, check_above, full_path, make_folders, make_shared, write_folder
 from ferrite.debug.dump import Dump, DumpFolder
@@ -70,11 +70,11 @@ def test_what_became_open_is_no_longer_used(tmp_path):
     options = Options(cache_dir=tmp_path / "root")
     assert is_used(options)
     (tmp_path / "root").chmod(OPEN)
-    store = Store(tmp_path / "root" / "artifacts", 1 << 20, tmp_path / "root")
+    store = EntryStore(tmp_path / "root" / "artifacts", 1 << 20, tmp_path / "root")
     with pytest.warns(FerriteWarning, match="chmod 700"):
         assert store.fetch(KEY) is None
     assert "can be written by others" in store.examine()
-    assert "can be written by others" in Store(store.folder, 1 << 20, store.root).examine()
+    assert "can be written by others" in EntryStore(store.folder, 1 << 20, store.root).examine()
 
 
 def test_a_link_that_the_option_names_is_not_followed(tmp_path):

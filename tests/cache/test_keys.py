@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import ferrite
-from ferrite.cache import Key, Store, differences, graph_key, kernel_key, keys, source_digest
+from ferrite.cache import EntryStore, Key, differences, graph_key, kernel_key, keys, source_digest
 from ferrite.cache.graph_text import READ
 from ferrite.cache.identities import identity
 from ferrite.capture import CapturedGraph, capture
@@ -486,7 +486,7 @@ def test_a_change_to_the_sources_is_seen(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "ferrite" / "cache", package / "cache")
     (package / "__init__.py").write_text("a = 1\n")
     monkeypatch.setattr(keys, "__file__", str(package / "cache" / "keys.py"))
-    store = Store(tmp_path / "artifacts", 1 << 20)
+    store = EntryStore(tmp_path / "artifacts", 1 << 20)
 
     def digest() -> str:
         source_digest.cache_clear()

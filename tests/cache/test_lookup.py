@@ -14,11 +14,11 @@ import pytest
 import ferrite
 from ferrite.cache import (
     Artifact,
+    EntryStore,
     Key,
     Lookup,
     NewEntry,
     Outcome,
-    Store,
     differences,
     explain,
     look_up,
@@ -32,8 +32,8 @@ from tests.cache import cached_compile
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "artifacts", 1 << 20)
+def store(tmp_path) -> EntryStore:
+    return EntryStore(tmp_path / "artifacts", 1 << 20)
 
 
 def graph(**components: str) -> Key:
@@ -44,11 +44,11 @@ def whole(artifact: Artifact) -> Artifact:
     return artifact
 
 
-def look(store: Store | None, key: Key, read=whole) -> Lookup:
+def look(store: EntryStore | None, key: Key, read=whole) -> Lookup:
     return look_up(store, lambda: key, "forward graph", read)
 
 
-def ask(store: Store | None, key: Key, **built) -> Outcome:
+def ask(store: EntryStore | None, key: Key, **built) -> Outcome:
     """Look for an entry, and make it where there is none."""
     return look(store, key).publish(lambda: NewEntry({"code": b"1"}, {}, **built))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrite.cache import Artifact, Key, Store, open_store
+from ferrite.cache import Artifact, EntryStore, Key, open_store
 from ferrite.cache import folder as folders
 from ferrite.cache import store as stores
 from ferrite.cache.entry import HEAD, VERSION, encode
@@ -36,15 +36,15 @@ MEBIBYTE = 1 << 20
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
-    return Store(tmp_path / "artifacts", MEBIBYTE)
+def store(tmp_path) -> EntryStore:
+    return EntryStore(tmp_path / "artifacts", MEBIBYTE)
 
 
 def key(number: int) -> Key:
     return Key.of("graph", {"number": str(number)})
 
 
-def is_there(store: Store, which: Key) -> bool:
+def is_there(store: EntryStore, which: Key) -> bool:
     return store.path(which).exists()
 
 
@@ -52,7 +52,7 @@ def test_what_was_published_is_fetched(store):
     assert store.fetch(KEY) is None
     published = store.publish(KEY, SECTIONS, METADATA)
     assert published == store.fetch(KEY) == Artifact(SECTIONS, METADATA)
-    assert Store(store.folder, MEBIBYTE).fetch(KEY) == Artifact(SECTIONS, METADATA)
+    assert EntryStore(store.folder, MEBIBYTE).fetch(KEY) == Artifact(SECTIONS, METADATA)
     assert store.fetch(Key.of("graph", {"torch": "2.12", "calls": "0 input"})) is None
     assert store.fetch(Key.of("kernel", KEY.components)) is None
 
@@ -90,7 +90,7 @@ def test_reading_runs_nothing():
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
-def assert_ignored_and_rebuilt(store: Store) -> None:
+def assert_ignored_and_rebuilt(store: EntryStore) -> None:
     assert store.fetch(KEY) is None
     assert not is_there(store, KEY)
     store.publish(KEY, SECTIONS, METADATA)
@@ -203,7 +203,7 @@ def warned() -> Iterator[list[warnings.WarningMessage]]:
         yield caught
 
 
-def assert_no_cache(store: Store, because: str) -> None:
+def assert_no_cache(store: EntryStore, because: str) -> None:
     """One warning, then compiling as if there were no cache."""
     with warned() as caught:
         assert store.fetch(KEY) is None
@@ -216,20 +216,20 @@ def assert_no_cache(store: Store, because: str) -> None:
 
 
 def test_a_folder_of_another_user_is_not_used(store, monkeypatch):
-    Store(store.folder, MEBIBYTE).publish(KEY, SECTIONS, METADATA)
+    EntryStore(store.folder, MEBIBYTE).publish(KEY, SECTIONS, METADATA)
     monkeypatch.setattr(folders, "own_user", lambda: os.geteuid() + 1)
     assert_no_cache(store, "belongs to another user")
 
 
 @pytest.mark.parametrize("place", [".", "graph"])
 def test_a_folder_that_others_can_write_is_not_used(store, place):
-    Store(store.folder, MEBIBYTE).publish(KEY, SECTIONS, METADATA)
+    EntryStore(store.folder, MEBIBYTE).publish(KEY, SECTIONS, METADATA)
     (store.folder / place).chmod(0o777)
     assert_no_cache(store, "can be written by others")
 
 
 def test_a_link_in_place_of_the_folder_is_not_followed(store, tmp_path):
-    Store(tmp_path / "elsewhere", MEBIBYTE).publish(KEY, SECTIONS, METADATA)
+    EntryStore(tmp_path / "elsewhere", MEBIBYTE).publish(KEY, SECTIONS, METADATA)
     store.folder.symlink_to(tmp_path / "elsewhere")
     assert_no_cache(store, "is not a folder")
 
@@ -241,7 +241,7 @@ def test_a_file_in_place_of_the_folder(store):
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    assert_no_cache(Store(tmp_path / "file" / "artifacts", MEBIBYTE), "Not a directory")
+    assert_no_cache(EntryStore(tmp_path / "file" / "artifacts", MEBIBYTE), "Not a directory")
 
 
 def test_without_a_home_folder(monkeypatch, tmp_path):
@@ -302,7 +302,7 @@ def test_a_folder_that_can_only_be_read_is_read(store, monkeypatch):
         lambda path, flags, *rest: failing(errno.EROFS)() if flags & os.O_CREAT else real(path, flags, *rest),
     )
     monkeypatch.setattr(os, "utime", failing(errno.EROFS))
-    reader = Store(store.folder, MEBIBYTE)
+    reader = EntryStore(store.folder, MEBIBYTE)
     assert reader.fetch(KEY) == Artifact(SECTIONS, METADATA)
     with warned() as caught:
         reader.publish(key(1), SECTIONS, METADATA)
@@ -323,12 +323,12 @@ def test_a_folder_cleared_meanwhile_is_made_again(store):
 # --- size -------------------------------------------------------------------------------------------------------------
 
 
-def used_at(store: Store, which: Key, seconds: int) -> None:
+def used_at(store: EntryStore, which: Key, seconds: int) -> None:
     os.utime(store.path(which), (seconds, seconds))
 
 
 def test_what_was_not_used_for_longest_goes_first(tmp_path):
-    store = Store(tmp_path / "artifacts", 100_000)
+    store = EntryStore(tmp_path / "artifacts", 100_000)
     for number in range(9):
         store.publish(key(number), {"code": bytes(10_000)}, {})
         used_at(store, key(number), 1000 + number)
@@ -341,7 +341,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path):
 
 def test_entries_of_other_processes_count(tmp_path, monkeypatch):
     monkeypatch.setattr(stores, "LOOK_AFTER", 4)
-    store, other = Store(tmp_path / "artifacts", 100_000), Store(tmp_path / "artifacts", 10 * MEBIBYTE)
+    store, other = EntryStore(tmp_path / "artifacts", 100_000), EntryStore(tmp_path / "artifacts", 10 * MEBIBYTE)
     store.publish(key(0), {}, {})
     other.publish(key(1), {"code": bytes(200_000)}, {})
     used_at(other, key(1), 1000)
@@ -354,14 +354,14 @@ def test_entries_of_other_processes_count(tmp_path, monkeypatch):
 
 
 def test_an_entry_larger_than_the_limit_is_not_kept(tmp_path):
-    store = Store(tmp_path / "artifacts", 1000)
+    store = EntryStore(tmp_path / "artifacts", 1000)
     assert store.publish(KEY, {"code": bytes(2000)}, {}).sections == {"code": bytes(2000)}
     assert not is_there(store, KEY)
     assert store.problem is None
 
 
 def test_an_entry_used_while_room_is_made_stays(tmp_path):
-    store = Store(tmp_path / "artifacts", MEBIBYTE)
+    store = EntryStore(tmp_path / "artifacts", MEBIBYTE)
     for number in range(4):
         store.publish(key(number), {"code": bytes(1000)}, {})
         used_at(store, key(number), 1000 + number)
@@ -391,7 +391,7 @@ def test_many_threads_make_room_at_once(tmp_path):
     failures = []
 
     def work(start: int) -> None:
-        own = Store(tmp_path / "artifacts", 50_000)
+        own = EntryStore(tmp_path / "artifacts", 50_000)
         try:
             for number in range(start, start + 40):
                 own.publish(key(number), {"code": bytes([number % 251]) * 3000}, {"number": number})
@@ -407,7 +407,7 @@ def test_many_threads_make_room_at_once(tmp_path):
     for thread in threads:
         thread.join()
     assert not failures
-    store = Store(tmp_path / "artifacts", 50_000)
+    store = EntryStore(tmp_path / "artifacts", 50_000)
     assert all(store.problem_of(entry) is None for entry in store.entries())
     store.publish(key(1000), {}, {})
     assert sum(entry.size for entry in store.entries()) <= 50_000
@@ -423,7 +423,7 @@ def child(work, *args) -> multiprocessing.Process:
 
 
 def publish_for_ever(folder: Path) -> None:
-    store, draw = Store(folder, 64 * MEBIBYTE), random.Random(os.getpid())
+    store, draw = EntryStore(folder, 64 * MEBIBYTE), random.Random(os.getpid())
     while True:
         number = draw.randrange(20)
         store.publish(key(number), {"code": bytes([number]) * 300_000}, {"number": number})
@@ -432,7 +432,7 @@ def publish_for_ever(folder: Path) -> None:
 @pytest.mark.lengthy
 def test_a_writer_can_be_killed_at_any_moment(tmp_path):
     draw = random.Random(0)
-    store = Store(tmp_path / "artifacts", 64 * MEBIBYTE)
+    store = EntryStore(tmp_path / "artifacts", 64 * MEBIBYTE)
     seen = 0
     for _ in range(10):
         process = child(publish_for_ever, store.folder)
@@ -450,7 +450,7 @@ def test_a_writer_can_be_killed_at_any_moment(tmp_path):
 
 
 def publish_often(folder: Path, times: int) -> None:
-    store = Store(folder, MEBIBYTE)
+    store = EntryStore(folder, MEBIBYTE)
     for _ in range(times):
         store.publish(KEY, SECTIONS, METADATA)
     os._exit(0 if store.problem is None else 1)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import ferrite
-from ferrite.cache import Artifact, Key, Store, folder, open_store, source_digest
+from ferrite.cache import Artifact, EntryStore, Key, folder, open_store, source_digest
 from ferrite.cache import store as stores
 from ferrite.cache.codec import Strange, decode, fields_of
 from ferrite.cache.compiled_graph import GraphEntry
@@ -85,7 +85,7 @@ STRANGE = {
 @pytest.mark.quick
 @pytest.mark.parametrize("what", STRANGE)
 def test_a_strange_description_is_a_miss(tmp_path, what):
-    store = Store(tmp_path / "artifacts", 1 << 20)
+    store = EntryStore(tmp_path / "artifacts", 1 << 20)
     store.publish(KEY, {}, {})
     store.path(KEY).write_bytes(STRANGE[what])
     (entry,) = store.entries()
@@ -102,7 +102,7 @@ def test_a_strange_description_is_a_miss(tmp_path, what):
 @pytest.mark.quick
 def test_a_plain_description_is_a_hit(tmp_path):
     """That of which the strange ones are made."""
-    store = Store(tmp_path / "artifacts", 1 << 20)
+    store = EntryStore(tmp_path / "artifacts", 1 << 20)
     store.publish(KEY, {}, {"n": 1})
     store.path(KEY).write_bytes(saying(metadata={"text": "\U0001f600 größe"}))
     assert store.fetch(KEY).metadata == {"text": "\U0001f600 größe"}
@@ -112,7 +112,7 @@ def test_a_plain_description_is_a_hit(tmp_path):
 @pytest.mark.parametrize("grows", ["file", "file and head"])
 def test_a_huge_file_is_not_read(tmp_path, monkeypatch, grows):
     """200 GB that take no place on the disk."""
-    store = Store(tmp_path / "artifacts", 1 << 20)
+    store = EntryStore(tmp_path / "artifacts", 1 << 20)
     store.publish(KEY, {"code": b"x" * 1000}, {})
     path, size = store.path(KEY), 200 << 30
     if grows == "file and head":
@@ -132,14 +132,14 @@ def test_a_huge_file_is_not_read(tmp_path, monkeypatch, grows):
 @pytest.mark.quick
 def test_an_entry_too_large_to_be_read_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(stores, "MAX_ENTRY_BYTES", 1000)
-    store = Store(tmp_path / "artifacts", 1 << 20)
+    store = EntryStore(tmp_path / "artifacts", 1 << 20)
     store.publish(KEY, {"code": b"x" * 2000}, {})
     assert list(store.entries()) == []
 
 
 @pytest.mark.quick
 def test_a_digest_of_sources_that_is_none_is_made_anew(tmp_path):
-    store = Store(tmp_path / "artifacts", 1 << 20)
+    store = EntryStore(tmp_path / "artifacts", 1 << 20)
     right = source_digest(store)
     (entry,) = store.entries("sources")
     key = Key.of("sources", store.about(entry).components)
@@ -369,7 +369,7 @@ def test_a_strange_entry_that_cannot_be_removed_is_a_miss(entries, monkeypatch):
     store.publish(key, {}, {**artifact.metadata, "nodes": [10**6]})
     store.publish(other, graph.sections, {**graph.metadata, "record": None})
     monkeypatch.setattr(stores, "remove", lambda path: False)
-    monkeypatch.setattr(Store, "_write", lambda *args: None)
+    monkeypatch.setattr(EntryStore, "_write", lambda *args: None)
     for _ in range(2):
         torch.testing.assert_close(step(), step_in_eager())
         found = outcomes()

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from ferrite.__main__ import main
-from ferrite.cache import Key, Store, open_store
+from ferrite.cache import EntryStore, Key, open_store
 from ferrite.options import resolve
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("artifact_cache")]
@@ -21,7 +21,7 @@ def wide(monkeypatch) -> None:
 
 
 @pytest.fixture
-def store() -> Store:
+def store() -> EntryStore:
     """Three entries in the folder that the options name."""
     found = open_store(resolve())
     for number, (kind, torch) in enumerate((("graph", "2.12 abc"), ("graph", "2.13 abc"), ("kernel", "2.13 abc"))):
@@ -31,7 +31,7 @@ def store() -> Store:
     return found
 
 
-def digests(store: Store) -> list[str]:
+def digests(store: EntryStore) -> list[str]:
     """Oldest first."""
     return [entry.digest for entry in sorted(store.entries(), key=lambda entry: entry.used)]
 

@@ -14,7 +14,7 @@ import torch
 from ferrite.codegen.host_runs import KernelCall, RunTable
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.driver import pack_steps
-from ferrite.codegen.llvm.entry import ENTRY, NAME, Table, bound
+from ferrite.codegen.llvm.entry import ENTRY, NAME, TableAddress, bound
 from ferrite.codegen.llvm.processor import host_processor
 from ferrite.codegen.llvm.words import IMMEDIATE
 from ferrite.runtime.cpu import Kernels, native_run
@@ -99,7 +99,7 @@ def test_a_function_keeps_its_table_and_leaves_nothing_behind():
     address = load({NAME: object_code(ENTRY, host_processor())})[NAME]
     steps = pack_steps([], 0)
     kept = ctypes.create_string_buffer(steps, len(steps))
-    table = Table(ctypes.addressof(kept))
+    table = TableAddress(ctypes.addressof(kept))
     table.needs, table.fail = kept, lambda *left: None
     gone = weakref.ref(kept)
     function = bound(address, table)

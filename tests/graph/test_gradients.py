@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ferrite.graph.gradients import Gradients
+from ferrite.graph.gradients import GradientFlow
 from ferrite.options import Options
 from ferrite.passes.pre_grad.metadata import values_to_examples
 from ferrite.pipeline import PassContext
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 def names(function: Any, *flags: bool, form: Any = "dynamo") -> tuple[list[str], list[str]]:
     """The calls whose results require a gradient, and those that one reaches."""
     gm = captured(function, [torch.rand(3).requires_grad_(flag) for flag in flags], form).gm
-    found = Gradients(gm.graph)
+    found = GradientFlow(gm.graph)
     calls = [node for node in gm.graph.nodes if node.op == "call_function"]
     return [n.name for n in calls if n in found.required], [n.name for n in calls if n in found.reached]
 
@@ -68,7 +68,7 @@ def test_values_that_a_rewrite_made_are_worked_out():
     gm = captured(function, [torch.rand(3).requires_grad_()]).gm
     assert apply_rules(gm, (rule,), PassContext(Options())) == 3
     for _ in range(2):
-        found = Gradients(gm.graph)
+        found = GradientFlow(gm.graph)
         calls = [node for node in gm.graph.nodes if node.target in (aten.cos.default, aten.tanh.default)]
         assert [node in found.required for node in calls] == [False, False, True, True, True]
         assert [node in found.reached for node in calls] == [False, False, True, True, False]

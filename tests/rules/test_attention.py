@@ -17,7 +17,7 @@ from ferrite.passes.shared.attention import BEFORE_AUTOGRAD, FOR_INFERENCE, find
 from ferrite.passes.shared.attention.bias import LOWEST
 from ferrite.passes.shared.attention.cases import heads, rows, three, tokens
 from ferrite.passes.shared.attention.found import Add
-from ferrite.passes.shared.attention.spellings import SCORES, Spelling, Table
+from ferrite.passes.shared.attention.spellings import SCORES, AttentionSpelling, SpellingTable
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 from ferrite.rewrite.arguments import arguments_of
@@ -138,8 +138,8 @@ def test_a_new_spelling_is_one_more_pair(monkeypatch):
     canonical(gm)
     context = PassContext(Options(), is_inference=True)
     assert apply_rules(gm, BEFORE_AUTOGRAD, context) == 0
-    pair = Spelling(lambda x, m: aten.rsub.Tensor(m, x), lambda m: Add(m, times=-1))
-    monkeypatch.setattr(find, "SCORES", Table(*SCORES.spellings, pair, casts=SCORES.casts))
+    pair = AttentionSpelling(lambda x, m: aten.rsub.Tensor(m, x), lambda m: Add(m, times=-1))
+    monkeypatch.setattr(find, "SCORES", SpellingTable(*SCORES.spellings, pair, casts=SCORES.casts))
     apply_rules(gm, BEFORE_AUTOGRAD, context)
     assert context.rewrites == {"sfdp": 1}
     torch.testing.assert_close(gm(*inputs), fn(*inputs))

@@ -32,7 +32,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import ferrite
 from ferrite.__main__ import main
-from ferrite.cache import Artifact, Store, open_store
+from ferrite.cache import Artifact, EntryStore, open_store
 from ferrite.cache.entry import HEAD, decode, encode, read_head
 from ferrite.cache.folder import ASIDE
 from ferrite.debug import record
@@ -384,13 +384,13 @@ def test_a_child_runs_kernels_that_it_got_while_others_compiled(two_threads: Non
 FIRST = 5000  # of functions that nobody has compiled in this process
 
 
-def cache() -> Store:
+def cache() -> EntryStore:
     store = open_store(resolve())
     assert store is not None
     return store
 
 
-def left_behind(store: Store) -> list[Path]:
+def left_behind(store: EntryStore) -> list[Path]:
     """Files that were begun and never finished."""
     return [path for path in store.folder.glob("*/*") if path.name.startswith(ASIDE)]
 

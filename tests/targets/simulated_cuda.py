@@ -18,7 +18,7 @@ from ferrite.codegen.llvm import LaunchStep
 from ferrite.codegen.triton import unsupported_operation
 from ferrite.codegen.triton.run import _mode, loaded
 from ferrite.machines import GpuMachine
-from ferrite.runtime.cuda import CudaKernel, Function, Processor, Recorder
+from ferrite.runtime.cuda import CudaKernel, Function, GpuKind, Recorder
 from ferrite.runtime.cuda.driver import Graph, NodeParameters
 from ferrite.runtime.cuda.recorded import dense_part
 from ferrite.schedule.gpu import GpuScheduling
@@ -33,7 +33,7 @@ DTYPES = {
     "fp64": torch.float64,
     **{f"i{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
 }
-H200, A100 = Processor(90, 227 << 10), Processor(80, 163 << 10)
+H200, A100 = GpuKind(90, 227 << 10), GpuKind(80, 163 << 10)
 
 
 class Spelling(CudaSpelling):

@@ -8,7 +8,7 @@ from ferrite.codegen.llvm.build import link, object_code
 from ferrite.codegen.llvm.checks import DIVISION, OUT_OF_MEMORY
 from ferrite.codegen.llvm.driver import pack_steps
 from ferrite.codegen.llvm.emit import kernel_rows, kernel_text, unsupported
-from ferrite.codegen.llvm.entry import Table, bound
+from ferrite.codegen.llvm.entry import TableAddress, bound
 from ferrite.codegen.llvm.image import Image, image_of, is_image
 from ferrite.codegen.llvm.launches import LaunchStep, pack_launches
 from ferrite.codegen.llvm.memory import Loaded
@@ -25,7 +25,7 @@ __all__ = [
     "LaunchStep",
     "Loaded",
     "Processor",
-    "Table",
+    "TableAddress",
     "bound",
     "host_processor",
     "image_of",

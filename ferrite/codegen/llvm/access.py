@@ -8,9 +8,9 @@ import torch
 from ferrite.codegen.llvm.atomics import combine, combine_atomically
 from ferrite.codegen.llvm.bounds import ZERO_BYTES, ZEROS, inside
 from ferrite.codegen.llvm.emission import AxisValue, Emission, Value
-from ferrite.codegen.llvm.indices import Found
+from ferrite.codegen.llvm.indices import LaneIndex
 from ferrite.codegen.llvm.operators import Words
-from ferrite.codegen.llvm.places import Place, Places, flat_index
+from ferrite.codegen.llvm.places import Address, Addresses, flat_index
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
 from ferrite.ir import Axis, Load
 from ferrite.ir.kernel import Prefetch, Store
@@ -18,8 +18,8 @@ from ferrite.ir.kernel import Prefetch, Store
 CACHE_LINE_BYTES = 64  # bytes that come from memory together, on all processors of today
 
 
-class Access:
-    def __init__(self, emission: Emission, places: Places) -> None:
+class LoadsAndStores:
+    def __init__(self, emission: Emission, places: Addresses) -> None:
         self.e, self.places = emission, places
 
     # --- loads --------------------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ class Access:
         rows = [self.one(node.buffer, place.pointers[0], element, here.written_out) for place in places]
         return Value(tuple(self.e.lane(row, element, here.written_out, int(here.base)) for row in rows), element, 1)
 
-    def loaded(self, buffer: str, places: list[Place], element: str) -> Value:
+    def loaded(self, buffer: str, places: list[Address], element: str) -> Value:
         mask = self.e.mask
         count = max(len(places), len(mask.parts) if mask else 1)
         parts = []
@@ -73,7 +73,7 @@ class Access:
 
         return self.e.map("i1", [value], truth)
 
-    def plain(self, buffer: str, place: Place, element: str) -> str:
+    def plain(self, buffer: str, place: Address, element: str) -> str:
         if place.kind == "one":
             return self.one(buffer, place.pointers[0], element)
         if place.kind == "spread":
@@ -83,13 +83,13 @@ class Access:
         row = self.one(buffer, place.pointers[0], element, self.e.lanes)
         return row if place.kind == "row" else self.reversed(row, element)
 
-    def picked(self, buffer: str, place: Place, element: str) -> str:
+    def picked(self, buffer: str, place: Address, element: str) -> str:
         """Every second or third element, out of vectors of which the last ends where the last of them lies."""
         lanes, step = self.e.lanes, place.step
         reach = step * (lanes - 1) + 1
         starts = [*range(0, reach - lanes, lanes), reach - lanes]
         rows = [
-            self.one(buffer, self.places.beyond(place.pointers[0], Found(str(start)), element), element, lanes)
+            self.one(buffer, self.places.beyond(place.pointers[0], LaneIndex(str(start)), element), element, lanes)
             for start in starts
         ]
         type_, found = vector(element, lanes), rows[0]
@@ -121,17 +121,17 @@ class Access:
 
     # --- loads under a mask -------------------------------------------------------------------------------------------
 
-    def under(self, buffer: str, place: Place, element: str, mask: str) -> str:
+    def under(self, buffer: str, place: Address, element: str, mask: str) -> str:
         lanes = self.e.mask.lanes if self.e.mask else 1
         if place.kind == "step" and lanes > 1:
-            place = Place("spread", tuple(self.lane_pointers(place, element)))
+            place = Address("spread", tuple(self.lane_pointers(place, element)))
         if place.kind == "spread":
             bits = [self.e.lane(mask, "i1", lanes, lane) for lane in range(lanes)]
             pointers = [self.safe(pointer, bits[lane % lanes]) for lane, pointer in enumerate(place.pointers)]
-            return self.plain(buffer, Place("spread", tuple(pointers)), element)
+            return self.plain(buffer, Address("spread", tuple(pointers)), element)
         if place.kind == "one" or lanes == 1:
             pointer = self.safe(place.pointers[0], self.e.any_lane(mask, lanes))
-            return self.plain(buffer, Place(place.kind, (pointer,), place.step), element)
+            return self.plain(buffer, Address(place.kind, (pointer,), place.step), element)
         return self.where_all_count(buffer, place, element, mask)
 
     def safe(self, pointer: str, counts: str) -> str:
@@ -139,7 +139,7 @@ class Access:
         self.e.declare(f"{ZEROS} = internal constant [{ZERO_BYTES} x i8] zeroinitializer, align 64")
         return self.e.op(f"select i1 {counts}, ptr {pointer}, ptr {ZEROS}", counts, pointer)
 
-    def where_all_count(self, buffer: str, place: Place, element: str, mask: str) -> str:
+    def where_all_count(self, buffer: str, place: Address, element: str, mask: str) -> str:
         """A row under a mask: at once where every lane counts, which is nearly always; else one by one."""
         function, lanes = self.e.function, self.e.lanes
         type_ = vector(element, lanes)
@@ -163,12 +163,12 @@ class Access:
         function.scope.keys.append(key)
         return found
 
-    def each_lane(self, place: Place, element: str, mask: str) -> Place:
+    def each_lane(self, place: Address, element: str, mask: str) -> Address:
         pointers = self.lane_pointers(place, element)
         bits = [self.e.lane(mask, "i1", self.e.lanes, lane) for lane in range(self.e.lanes)]
-        return Place("spread", tuple(map(self.safe, pointers, bits)))
+        return Address("spread", tuple(map(self.safe, pointers, bits)))
 
-    def lane_pointers(self, place: Place, element: str) -> list[str]:
+    def lane_pointers(self, place: Address, element: str) -> list[str]:
         """The address of every lane."""
         lanes = self.e.lanes
         if place.kind == "spread":
@@ -176,10 +176,10 @@ class Access:
         if place.kind == "one":
             return [place.pointers[0]] * lanes
         if place.kind == "step":
-            offsets = [Found(str(lane * place.step)) for lane in range(lanes)]
+            offsets = [LaneIndex(str(lane * place.step)) for lane in range(lanes)]
             return [self.places.beyond(place.pointers[0], offset, element) for offset in offsets]
         order = range(lanes) if place.kind == "row" else range(lanes - 1, -1, -1)
-        return [self.places.beyond(place.pointers[0], Found(str(lane)), element) for lane in order]
+        return [self.places.beyond(place.pointers[0], LaneIndex(str(lane)), element) for lane in order]
 
     # --- stores -------------------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class Access:
                 self.written(store.buffer, places, value, element)
         memory.version += 1
 
-    def crosses(self, store: Store, places: list[Place], value: Value) -> bool:
+    def crosses(self, store: Store, places: list[Address], value: Value) -> bool:
         """Whether lanes lie apart and copies side by side, as many as lanes: a square, turned while it is stored."""
         e = self.e
         if e.mask is not None or e.live is not None or not len(places) == len(value.parts) == value.lanes == e.lanes:
@@ -207,7 +207,7 @@ class Access:
         flat = flat_index(e.memory[store.buffer], store.coordinates)
         return e.lanes > 1 and places[0].kind == "spread" and self.places.constant_shifts(flat) == list(range(e.lanes))
 
-    def write_turned(self, buffer: str, first: Place, value: Value, element: str) -> None:
+    def write_turned(self, buffer: str, first: Address, value: Value, element: str) -> None:
         """Squares on the diagonal stay and their neighbours change places, for squares of one, two, four lanes."""
         lanes, type_ = value.lanes, vector(element, value.lanes)
         rows = list(value.parts)
@@ -231,7 +231,7 @@ class Access:
             return value
         return self.e.map("i8", [value], lambda lanes, item: Words(self.e, "i1", lanes).convert("zext", item, "i8"))
 
-    def written(self, buffer: str, places: list[Place], value: Value, element: str) -> None:
+    def written(self, buffer: str, places: list[Address], value: Value, element: str) -> None:
         masks = self.e.mask.parts if self.e.mask else (None,)
         count = max(len(places), len(value.parts), len(masks))
         for row in range(count):
@@ -244,7 +244,7 @@ class Access:
                 part = self.e.lane(part, element, value.lanes, value.lanes - 1)
             self.write(buffer, place, part, element, lanes, mask)
 
-    def write(self, buffer: str, place: Place, part: str, element: str, lanes: int, mask: str | None) -> None:
+    def write(self, buffer: str, place: Address, part: str, element: str, lanes: int, mask: str | None) -> None:
         type_, align = vector(element, lanes), BYTES[element]
         width = self.e.mask.lanes if self.e.mask else 1
         if mask is not None and (place.kind == "one" or width == 1):
@@ -257,7 +257,7 @@ class Access:
             start = inside(self.e, buffer, place.pointers[0], element, lanes, True, None)
             self.e.function.line(f"store {type_} {part}, ptr {start}, align {align}")
 
-    def write_each(self, buffer: str, place: Place, part: str, element: str, mask: str | None) -> None:
+    def write_each(self, buffer: str, place: Address, part: str, element: str, mask: str | None) -> None:
         lanes = self.e.lanes
         for lane, pointer in enumerate(self.lane_pointers(place, element)):
             item = self.e.lane(part, element, lanes, lane)
@@ -271,7 +271,7 @@ class Access:
         pointer = inside(self.e, buffer, pointer, element, 1, True, None)
         self.e.function.line(f"store {element} {item}, ptr {pointer}, align {BYTES[element]}")
 
-    def combined_one_by_one(self, store: Store, places: list[Place], value: Value, dtype: torch.dtype) -> None:
+    def combined_one_by_one(self, store: Store, places: list[Address], value: Value, dtype: torch.dtype) -> None:
         """Lanes may meet at one place, so each is done after the other; repetitions are not done."""
         e = self.e
         counts = [mask for mask in (e.mask, e.live) if mask is not None]

@@ -88,7 +88,7 @@ class _Method(ctypes.Structure):
     )
 
 
-class Table(int):
+class TableAddress(int):
     """The address of a table. What it is made of lives as long as it does; called, it raises what a failure means."""
 
     needs: Any
@@ -98,7 +98,7 @@ class Table(int):
         self.fail(result, value, extent, step)
 
 
-def bound(entry: int, table: Table) -> Callable[..., int]:
+def bound(entry: int, table: TableAddress) -> Callable[..., int]:
     """The function at an address, bound to a table."""
     method = _Method(NAME.encode(), entry, FASTCALL, None)
     table.needs = table.needs, method

@@ -34,7 +34,7 @@ LIMIT = 1 << 31
 
 
 @dataclass(frozen=True)
-class Found:
+class LaneIndex:
     """An index in one copy: a scalar, or a vector."""
 
     name: str
@@ -67,19 +67,19 @@ class Indices:
     def _once(self, atom: Data) -> bool:
         return len(self.data(atom).parts) == 1 and self.copies(atom.extent) == 1
 
-    def at(self, index: Index, replica: int, element: str, lane_zero: bool = False) -> Found:
+    def at(self, index: Index, replica: int, element: str, lane_zero: bool = False) -> LaneIndex:
         """The index in one copy; `lane_zero`: in its first lane."""
         match index:
             case Number():
-                return Found(str(index.value))
+                return LaneIndex(str(index.value))
             case Atom():
                 return self.atom(index, replica, element, lane_zero)
             case Sum():
                 parts = [(self.at(item, replica, element, lane_zero), factor) for item, factor in index.terms]
                 parts.sort(key=lambda part: self.rank(part[0].name))
-                total = Found(str(index.constant))
+                total = LaneIndex(str(index.constant))
                 for item, factor in parts:
-                    total = self.add(total, self.multiply(item, Found(str(factor)), element), element)
+                    total = self.add(total, self.multiply(item, LaneIndex(str(factor)), element), element)
                 return total
             case Product():
                 parts = [(self.at(item, replica, element, lane_zero), 1) for item in index.factors]
@@ -101,7 +101,7 @@ class Indices:
                 return least
         raise TypeError(f"no index: {index!r}")
 
-    def atom(self, atom: Atom, replica: int, element: str, lane_zero: bool) -> Found:
+    def atom(self, atom: Atom, replica: int, element: str, lane_zero: bool) -> LaneIndex:
         if isinstance(atom, Symbol):
             return self.as_element(self.e.here(f"%size.{atom.name}", "i64"), "i64", 1, element)
         if isinstance(atom, Data):
@@ -111,10 +111,10 @@ class Indices:
         assert isinstance(atom, Axis)
         axis = self.e.axes[atom]
         found = self.as_element(self.e.here(axis.base, "i64"), "i64", 1, element)
-        found = self.add(found, Found(str(axis.shifts[replica * len(axis.shifts) // self.e.replicas])), element)
+        found = self.add(found, LaneIndex(str(axis.shifts[replica * len(axis.shifts) // self.e.replicas])), element)
         if axis.lanes == 1 or lane_zero:
             return found
-        return self.add(found, Found(self.lane_offsets(axis, element), axis.lanes), element)
+        return self.add(found, LaneIndex(self.lane_offsets(axis, element), axis.lanes), element)
 
     def lane_offsets(self, axis: AxisValue, element: str) -> str:
         if all(map(is_literal, axis.offsets)):
@@ -126,74 +126,74 @@ class Indices:
     def rank(self, name: str) -> int:
         return self.e.function.rank.get(name, 0)
 
-    def as_element(self, name: str, element: str, lanes: int, wanted: str) -> Found:
+    def as_element(self, name: str, element: str, lanes: int, wanted: str) -> LaneIndex:
         if element == wanted or (is_literal(name) and lanes == 1):
-            return Found(name, lanes)
+            return LaneIndex(name, lanes)
         word = "trunc" if (element, wanted) == ("i64", "i32") else "sext"
         types = vector(element, lanes), vector(wanted, lanes)
-        return Found(self.e.op(f"{word} {types[0]} {name} to {types[1]}", name), lanes)
+        return LaneIndex(self.e.op(f"{word} {types[0]} {name} to {types[1]}", name), lanes)
 
-    def both(self, left: Found, right: Found, element: str) -> tuple[str, str, int]:
+    def both(self, left: LaneIndex, right: LaneIndex, element: str) -> tuple[str, str, int]:
         lanes = max(left.lanes, right.lanes)
         names = (
             item.name if item.lanes == lanes else self.e.splat(item.name, element, lanes) for item in (left, right)
         )
         return (*names, lanes)  # type: ignore[return-value]
 
-    def binary(self, word: str, left: Found, right: Found, element: str) -> Found:
+    def binary(self, word: str, left: LaneIndex, right: LaneIndex, element: str) -> LaneIndex:
         one, other, lanes = self.both(left, right, element)
-        return Found(self.e.op(f"{word} {vector(element, lanes)} {one}, {other}", one, other), lanes)
+        return LaneIndex(self.e.op(f"{word} {vector(element, lanes)} {one}, {other}", one, other), lanes)
 
-    def add(self, left: Found, right: Found, element: str) -> Found:
+    def add(self, left: LaneIndex, right: LaneIndex, element: str) -> LaneIndex:
         if is_constant(left) and is_constant(right):
-            return Found(str(int(left.name) + int(right.name)))
+            return LaneIndex(str(int(left.name) + int(right.name)))
         if left.name == "0" or right.name == "0":
             return right if left.name == "0" else left
         return self.binary("add nsw", left, right, element)
 
-    def multiply(self, left: Found, right: Found, element: str) -> Found:
+    def multiply(self, left: LaneIndex, right: LaneIndex, element: str) -> LaneIndex:
         if is_constant(left) and is_constant(right):
-            return Found(str(int(left.name) * int(right.name)))
+            return LaneIndex(str(int(left.name) * int(right.name)))
         if left.name == "1" or right.name == "1":
             return right if left.name == "1" else left
         if left.name == "0" or right.name == "0":
-            return Found("0")
+            return LaneIndex("0")
         return self.binary("mul nsw", left, right, element)
 
-    def intrinsic(self, word: str, left: Found, right: Found, element: str) -> Found:
+    def intrinsic(self, word: str, left: LaneIndex, right: LaneIndex, element: str) -> LaneIndex:
         one, other, lanes = self.both(left, right, element)
-        return Found(self.e.intrinsic(word, element, lanes, one, other), lanes)
+        return LaneIndex(self.e.intrinsic(word, element, lanes, one, other), lanes)
 
-    def divide(self, index: FloorDiv | Mod, top: Found, bottom: Found, element: str) -> Found:
+    def divide(self, index: FloorDiv | Mod, top: LaneIndex, bottom: LaneIndex, element: str) -> LaneIndex:
         """Rounding down, whatever the signs. Written outside a loop it may meet a size that is 0, so it never traps."""
         quotient = isinstance(index, FloorDiv)
         if is_constant(top) and is_constant(bottom):
             pair = divmod(int(top.name), max(int(bottom.name), 1))
-            return Found(str(pair[0 if quotient else 1]))
+            return LaneIndex(str(pair[0 if quotient else 1]))
         if is_constant(bottom) and (value := int(bottom.name)) & (value - 1) == 0:
             if quotient:
-                return self.binary("ashr", top, Found(str(value.bit_length() - 1)), element)
-            return self.binary("and", top, Found(str(value - 1)), element)
+                return self.binary("ashr", top, LaneIndex(str(value.bit_length() - 1)), element)
+            return self.binary("and", top, LaneIndex(str(value - 1)), element)
         if (index.bottom.low or 0) < 1:
-            bottom = self.intrinsic("smax", bottom, Found("1"), element)
+            bottom = self.intrinsic("smax", bottom, LaneIndex("1"), element)
         if index.top.low is not None and index.top.low >= 0:
             return self.binary("udiv" if quotient else "urem", top, bottom, element)
         rest = self.binary("srem", top, bottom, element)
-        one, zero, lanes = self.both(rest, Found("0"), element)
+        one, zero, lanes = self.both(rest, LaneIndex("0"), element)
         below = self.e.op(f"icmp slt {vector(element, lanes)} {one}, {zero}", one)
         type_ = vector(element, lanes)
         if quotient:
             plain = self.binary("sdiv", top, bottom, element)
             less = self.e.op(f"sext {vector('i1', lanes)} {below} to {type_}", below)
-            return self.binary("add", plain, Found(less, lanes), element)
+            return self.binary("add", plain, LaneIndex(less, lanes), element)
         moved = self.binary("add", rest, bottom, element)
         one, other, _ = self.both(moved, rest, element)
-        return Found(
+        return LaneIndex(
             self.e.op(f"select {vector('i1', lanes)} {below}, {type_} {one}, {type_} {other}", below, one, other), lanes
         )
 
 
-def is_constant(item: Found) -> bool:
+def is_constant(item: LaneIndex) -> bool:
     return item.lanes == 1 and is_literal(item.name)
 
 

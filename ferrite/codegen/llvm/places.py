@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal as OneOf
 
 from ferrite.codegen.llvm.emission import Emission, Memory
-from ferrite.codegen.llvm.indices import Found, Indices, factor_of
+from ferrite.codegen.llvm.indices import Indices, LaneIndex, factor_of
 from ferrite.ir import ONE, ZERO, Axis, Index, Number, Sum, data_atoms, number
 
 VECTORS_OF_STEPS = (2, 4, 8)  # how many steps of a loop that is written out are a vector that machines have
@@ -16,7 +16,7 @@ SHORT_STEPS = (2, 3)  # elements that are near enough to be picked out of whole 
 
 
 @dataclass(frozen=True)
-class Place:
+class Address:
     """`one`: all lanes at one address; `row`: side by side; `back`: the same from last to first, the address is that of
     the last lane; `step`: every so many elements, the address is that of the first lane; `spread`: an address for every
     lane."""
@@ -26,11 +26,11 @@ class Place:
     step: int = 1
 
 
-class Places:
+class Addresses:
     def __init__(self, emission: Emission, indices: Indices) -> None:
         self.e, self.indices = emission, indices
 
-    def of(self, memory: Memory, coordinates: Sequence[Index], element: str) -> list[Place]:
+    def of(self, memory: Memory, coordinates: Sequence[Index], element: str) -> list[Address]:
         """The place in every copy; a single one where they agree."""
         flat = flat_index(memory, coordinates)
         copies = self.indices.copies(flat)
@@ -86,19 +86,19 @@ class Places:
                 total[replica] += factor.value * shifts[replica * len(shifts) // self.e.replicas]
         return [shift - total[0] for shift in total]
 
-    def moved(self, base: str, axis: Axis | None, factor: Index, replica: int, element: str) -> Place:
+    def moved(self, base: str, axis: Axis | None, factor: Index, replica: int, element: str) -> Address:
         if axis is None or factor is ZERO:
-            return Place("one", (base,))
+            return Address("one", (base,))
         offsets, plain = self.e.axes[axis].offsets, not self.e.axes[axis].repeats
         if factor is ONE and plain:
-            return Place("row", (base,))
+            return Address("row", (base,))
         if factor is number(-1) and plain:
-            return Place("back", (self.beyond(base, Found(str(1 - len(offsets))), element),))
+            return Address("back", (self.beyond(base, LaneIndex(str(1 - len(offsets))), element),))
         if isinstance(factor, Number) and factor.value in SHORT_STEPS and plain:
-            return Place("step", (base,), factor.value)
+            return Address("step", (base,), factor.value)
         step = self.indices.at(factor, replica, "i64", lane_zero=True)
-        places = [self.indices.multiply(step, Found(offset), "i64") for offset in offsets]
-        return Place("spread", tuple(self.beyond(base, place, element) for place in places))
+        places = [self.indices.multiply(step, LaneIndex(offset), "i64") for offset in offsets]
+        return Address("spread", tuple(self.beyond(base, place, element) for place in places))
 
     def pointer(self, memory: Memory, flat: Index, replica: int, element: str, shift: int) -> str:
         """The address of the first lane. Each part of the sum is added where it is known."""
@@ -108,39 +108,39 @@ class Places:
         parts = []
         for item, factor in terms:
             found = self.indices.at(item, replica, "i64", lane_zero=True)
-            parts.append(self.indices.multiply(found, Found(str(factor)), "i64"))
+            parts.append(self.indices.multiply(found, LaneIndex(str(factor)), "i64"))
         return self.summed(memory, parts, constant + shift, element)
 
-    def summed(self, memory: Memory, parts: list[Found], constant: int, element: str) -> str:
+    def summed(self, memory: Memory, parts: list[LaneIndex], constant: int, element: str) -> str:
         pointer = self.e.here(memory.pointer, "ptr")
         ranked = sorted(parts, key=lambda part: self.indices.rank(part.name))
         for _, group in itertools.groupby(ranked, key=lambda part: self.indices.rank(part.name)):
-            total = Found("0")
+            total = LaneIndex("0")
             for part in group:
                 total = self.indices.add(total, part, "i64")
             pointer = self.beyond(pointer, total, element)
-        return self.beyond(pointer, Found(str(constant)), element)
+        return self.beyond(pointer, LaneIndex(str(constant)), element)
 
-    def beyond(self, pointer: str, count: Found, element: str) -> str:
+    def beyond(self, pointer: str, count: LaneIndex, element: str) -> str:
         if count.name == "0":
             return pointer
         return self.e.op(f"getelementptr {element}, ptr {pointer}, i64 {count.name}", pointer, count.name)
 
-    def spread_by_vector(self, memory: Memory, flat: Index, replica: int, element: str) -> Place:
+    def spread_by_vector(self, memory: Memory, flat: Index, replica: int, element: str) -> Address:
         """Lanes that lie anywhere: the parts that agree make the base, the others are taken out of a vector."""
         terms, constant = (flat.terms, flat.constant) if isinstance(flat, Sum) else (((flat, 1),), 0)
-        same, moving = [], Found("0")
+        same, moving = [], LaneIndex("0")
         for item, factor in terms:
             found = self.indices.at(item, replica, "i64")
-            found = self.indices.multiply(found, Found(str(factor)), "i64")
+            found = self.indices.multiply(found, LaneIndex(str(factor)), "i64")
             if found.lanes == 1:
                 same.append(found)
             else:
                 moving = self.indices.add(moving, found, "i64")
         base = self.summed(memory, same, constant, element)
         lanes = self.e.lanes
-        places = [Found(self.e.lane(moving.name, "i64", lanes, lane)) for lane in range(lanes)]
-        return Place("spread", tuple(self.beyond(base, place, element) for place in places))
+        places = [LaneIndex(self.e.lane(moving.name, "i64", lanes, lane)) for lane in range(lanes)]
+        return Address("spread", tuple(self.beyond(base, place, element) for place in places))
 
 
 def flat_index(memory: Memory, coordinates: Sequence[Index]) -> Index:

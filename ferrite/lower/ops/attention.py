@@ -31,7 +31,7 @@ from ferrite.ir import (
     index_value,
     op,
 )
-from ferrite.ir.program import Attention, BlockList, Destination, Gradients
+from ferrite.ir.program import Attention, BlockList, Destination, Gradients, Origin
 from ferrite.lower.apply import mode_of
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import flat
@@ -47,6 +47,15 @@ TYPES = (torch.float32, *HALVES)
 WHOLE_LENGTH = 1 << 30  # the side of a block by which torch says that there are no blocks
 MAX_COLUMNS = 256  # of a head: a program has a row of it in registers
 LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Rows and keys of a block, and which of them are looked at; without lists, all are."""
+
+    sides: tuple[int, int] = (0, 0)
+    key_blocks: tuple[BlockList, ...] = ()
+    row_blocks: tuple[BlockList, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,36 @@ class AttentionOperands:
     def at_key(self, value: Value, last: Index) -> Expr:
         batch, head, _, _, key = self.place
         return value.at((ZERO if self.is_shared else batch, head, key, last))
+
+    def operation(
+        self,
+        score: Expr,
+        allowed: Expr,
+        destinations: Sequence[Destination | None],
+        origin: Origin,
+        blocks: Blocks,
+        gradients: Gradients | None = None,
+    ) -> Attention:
+        batch, key_head, group, row, key = self.place
+        return Attention(
+            axes=(batch, key_head),
+            group=group,
+            rows=row,
+            keys=key,
+            summed=self.summed,
+            columns=self.columns,
+            query=self.at_row(self.query, self.summed),
+            key=self.at_key(self.key, self.summed),
+            value=self.at_key(self.value, self.columns),
+            score=score,
+            allowed=allowed,
+            destinations=tuple(destinations),
+            block_sides=blocks.sides,
+            key_blocks=blocks.key_blocks,
+            row_blocks=blocks.row_blocks,
+            gradients=gradients,
+            origin=origin,
+        )
 
 
 def operands_of(ctx: Builder, query: Value, key: Value, value: Value) -> AttentionOperands:
@@ -152,13 +191,6 @@ def functions_of(
     return Functions(cast(found, torch.float32), cast(allowed, torch.bool), gradient)
 
 
-@dataclass(frozen=True)
-class Blocks:
-    sides: tuple[int, int]
-    key_blocks: tuple[BlockList, ...]
-    row_blocks: tuple[BlockList, ...]
-
-
 def blocks_of(ctx: Builder, given: AttentionOperands, block_mask: Sequence[Any], with_rows: bool) -> Blocks:
     """Of what torch hands over: lengths, then lists of blocks of keys for rows and of rows for keys, of each those in
     which scores are asked about and those that are allowed as a whole; last the sides of blocks, and the function."""
@@ -166,7 +198,7 @@ def blocks_of(ctx: Builder, given: AttentionOperands, block_mask: Sequence[Any],
     if not all(isinstance(side, int) for side in sides):
         raise NotLowered("blocks whose size is known only when it runs")
     if min(sides) >= WHOLE_LENGTH:
-        return Blocks((0, 0), (), ())
+        return Blocks()
     if any(side % MATRIX_UNIT_SIDE for side in sides):
         raise NotLowered(f"blocks of {sides[0]} by {sides[1]}: matrix units multiply {MATRIX_UNIT_SIDE} at a time")
     _, _, _, row, key = given.place
@@ -224,7 +256,7 @@ def flex_attention(
     blocks = blocks_of(ctx, given, block_mask, with_rows=False)
     about = score_mod, block_mask[-1], scale, score_mod_other_buffers, mask_mod_other_buffers
     functions = functions_of(ctx, given, *about)
-    batch, key_head, group, row, keys = given.place
+    batch, _, _, row, _ = given.place
     rows = (batch, given.head, row)
     sizes = query.sizes[:3]
     wanted: list[tuple[int, tuple[Index, ...], tuple[Index, ...], torch.dtype]]
@@ -233,24 +265,8 @@ def flex_attention(
     made = [destination(ctx, *each) if ctx.is_used(each[0]) else (None, None) for each in wanted]
     if all(place is None for place, _ in made):
         made[0] = destination(ctx, *wanted[0])
-    attention = Attention(
-        (batch, key_head),
-        group,
-        row,
-        keys,
-        given.summed,
-        given.columns,
-        given.at_row(query, given.summed),
-        given.at_key(key, given.summed),
-        given.at_key(value, given.columns),
-        functions.score,
-        functions.allowed,
-        tuple(place for place, _ in made),
-        blocks.sides,
-        blocks.key_blocks,
-        origin=ctx.origin,
-    )
-    ctx.add(attention)
+    results = [place for place, _ in made]
+    ctx.add(given.operation(functions.score, functions.allowed, results, ctx.origin, blocks))
     # a result that nobody reads is still a value
     return [
         result if result is not None else ctx.fill(each[1], 0.0, each[3], query.device)
@@ -284,9 +300,7 @@ def attention(
     sizes = query.sizes[:3]
     result, out = destination(ctx, 0, (*sizes, value.sizes[3]), (*rows, given.columns), query.dtype)
     logarithm, lse = destination(ctx, 1, sizes, rows, torch.float32) if ctx.is_used(1) else (None, None)
-    around = (batch, given.place[1]), given.place[2], row, keys, given.summed, given.columns
-    operands = given.at_row(query, given.summed), given.at_key(key, given.summed), given.at_key(value, given.columns)
-    ctx.add(Attention(*around, *operands, score, allowed, (result, logarithm, None), origin=ctx.origin))
+    ctx.add(given.operation(score, allowed, (result, logarithm, None), ctx.origin, Blocks()))
     if lse is None:
         return [out, ctx.fill(sizes, 0.0, torch.float32, query.device)]
     natural = op("mul", ctx.elements(lse, sizes), const(1 / LOG2_E, torch.float32))
@@ -323,7 +337,7 @@ def flex_attention_backward(
     subtracted = subtracted_from_rows(ctx, out, grad_out, grad_logsumexp)
     for each in (grad_out, logsumexp):
         ctx.realise(each.box)
-    batch, key_head, group, row, keys = given.place
+    batch, key_head, _, row, keys = given.place
     gradients = Gradients(
         given.at_row(grad_out, given.columns),
         given.at_row(logsumexp),
@@ -335,26 +349,8 @@ def flex_attention_backward(
         destination(ctx, 1, key.sizes, (batch, key_head, keys, given.summed), key.dtype),
         destination(ctx, 2, value.sizes, (batch, key_head, keys, given.columns), value.dtype),
     ]
-    attention = Attention(
-        (batch, key_head),
-        group,
-        row,
-        keys,
-        given.summed,
-        given.columns,
-        given.at_row(query, given.summed),
-        given.at_key(key, given.summed),
-        given.at_key(value, given.columns),
-        functions.score,
-        functions.allowed,
-        tuple(place for place, _ in made),
-        blocks.sides,
-        blocks.key_blocks,
-        blocks.row_blocks,
-        gradients,
-        ctx.origin,
-    )
-    ctx.add(attention)
+    results = [place for place, _ in made]
+    ctx.add(given.operation(functions.score, functions.allowed, results, ctx.origin, blocks, gradients))
     return [*(result for _, result in made), [None] * len(ctx.out[3])]
 
 

@@ -23,7 +23,7 @@ LINEAR, NEAREST, CUBIC = 0, 1, 2  # torch's numbers
 ZEROS, BORDER, REFLECTION = 0, 1, 2
 
 
-class Side:
+class SampledSide:
     """One dimension of the sampled tensor: from coordinates to places in it."""
 
     def __init__(self, size: Index, padding: int, corners: bool, dtype: torch.dtype) -> None:
@@ -70,7 +70,7 @@ class Side:
 Taps = Sequence[tuple[Expr, Index, Expr | None]]  # whether it is inside, where, and its weight
 
 
-def linear_taps(side: Side, coordinate: Expr) -> Taps:
+def linear_taps(side: SampledSide, coordinate: Expr) -> Taps:
     place = side.padded(side.unscaled(coordinate))
     low = op("floor", place)
     high = op("add", low, const(1, side.dtype))
@@ -79,11 +79,11 @@ def linear_taps(side: Side, coordinate: Expr) -> Taps:
     return [(*side.tap(each), weight) for each, weight in zip((low, high), weights, strict=True)]
 
 
-def nearest_tap(side: Side, coordinate: Expr) -> Taps:
+def nearest_tap(side: SampledSide, coordinate: Expr) -> Taps:
     return [(*side.tap(op("round", side.padded(side.unscaled(coordinate)))), None)]
 
 
-def cubic_taps(side: Side, coordinate: Expr) -> Taps:
+def cubic_taps(side: SampledSide, coordinate: Expr) -> Taps:
     """Here every tap is padded, not the place between them."""
     place = side.unscaled(coordinate)
     floor = op("floor", place)
@@ -108,7 +108,7 @@ def grid_sampler(
         coordinate = cast(
             grid.at([batch, *axes, number(n - 1 - dim)]), dtype
         )  # the grid names the last dimension first
-        taps.append(MODES[interpolation_mode](Side(size, padding_mode, align_corners, dtype), coordinate))
+        taps.append(MODES[interpolation_mode](SampledSide(size, padding_mode, align_corners, dtype), coordinate))
     parts = [part(x, (batch, channel), corner, dtype) for corner in itertools.product(*taps)]
     return ctx.lazy(sizes, cast(functools.reduce(lambda a, b: op("add", a, b), parts), x.dtype), x.device)
 

@@ -12,7 +12,7 @@ from ferrite.lower.builder import Builder
 from ferrite.lower.ops.accumulate import gathered, scattered
 from ferrite.lower.ops.concat import pads_before
 from ferrite.lower.ops.conditions import all_inside, divides, every, guarded
-from ferrite.lower.ops.pool import Windows, spread
+from ferrite.lower.ops.pool import PoolWindows, spread
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
 
@@ -59,7 +59,7 @@ def pad_backward(ctx: Builder, grad_output: Value, x: Value, padding: Sequence[A
 # --- windows as columns -----------------------------------------------------------------------------------------------
 
 
-def columns(windows: Windows, spatial: Sequence[Index]) -> list[Index]:
+def columns(windows: PoolWindows, spatial: Sequence[Index]) -> list[Index]:
     """How many windows fit along each dimension."""
     parts = zip(spatial, windows.kernel, windows.stride, windows.padding, windows.dilation, strict=True)
     return [
@@ -69,7 +69,7 @@ def columns(windows: Windows, spatial: Sequence[Index]) -> list[Index]:
 
 @lowers(aten.im2col.default)
 def im2col(ctx: Builder, x: Value, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Value:
-    windows = Windows(2, kernel_size, stride, padding, dilation)
+    windows = PoolWindows(2, kernel_size, stride, padding, dilation)
     sizes, spatial = ctx.out_sizes, x.sizes[-2:]
     *batch, row, column = own_axes(sizes)
     width, (high, wide) = columns(windows, spatial)[1], windows.kernel
@@ -84,7 +84,7 @@ def col2im(
     ctx: Builder, x: Value, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
 ) -> Value:
     """Every element sums up what the windows it lies in say of it."""
-    windows = Windows(2, kernel_size, stride, padding, dilation)
+    windows = PoolWindows(2, kernel_size, stride, padding, dilation)
     sizes = ctx.out_sizes
     counts, (high, wide) = columns(windows, sizes[-2:]), windows.kernel
     steps = [number(step) for step in spread(stride, 2)]

@@ -50,7 +50,7 @@ def dims_of(operator: Any) -> int:
     return next(n for n in (1, 2, 3) if f"{n}d" in str(operator))
 
 
-class Windows:
+class PoolWindows:
     """The windows over the last `n` dimensions of a tensor."""
 
     def __init__(self, n: int, kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> None:
@@ -95,7 +95,7 @@ def max_pool_with_indices(
     ctx: Builder, x: Value, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
 ) -> tuple[Value, Value]:
     n = dims_of(ctx.operator)
-    windows = Windows(n, kernel_size, stride, padding, dilation)
+    windows = PoolWindows(n, kernel_size, stride, padding, dilation)
     lead, spatial = x.rank - n, x.sizes[x.rank - n :]
 
     def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
@@ -165,7 +165,7 @@ def max_pool_backward(
     ceil_mode: bool,
 ) -> Value:
     n = dims_of(ctx.operator)
-    windows = Windows(n, kernel_size, stride, padding, dilation)
+    windows = PoolWindows(n, kernel_size, stride, padding, dilation)
     most = total(windows.holding).high
     if most is None or most > MAX_WINDOWS:
         return to_their_places(ctx, grad_output, indices, n)
@@ -219,7 +219,9 @@ def sparse_backward(ctx: Builder, grad_output: Value, x: Value, indices: Value, 
 class Divisor:
     """What the sum of a window is divided by."""
 
-    def __init__(self, windows: Windows, spatial: Sequence[Index], with_padding: bool, override: int | None) -> None:
+    def __init__(
+        self, windows: PoolWindows, spatial: Sequence[Index], with_padding: bool, override: int | None
+    ) -> None:
         self.windows, self.spatial, self.with_padding, self.override = windows, spatial, with_padding, override
 
     def of(self, axes: Sequence[Index]) -> Index:
@@ -251,7 +253,7 @@ def avg_pool(
     divisor_override: int | None = None,
 ) -> Value:
     n = dims_of(ctx.operator)
-    windows = Windows(n, kernel_size, stride, padding)
+    windows = PoolWindows(n, kernel_size, stride, padding)
     lead, spatial, wide = x.rank - n, x.sizes[x.rank - n :], arithmetic_type(x.dtype)
 
     def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
@@ -280,7 +282,7 @@ def avg_pool_backward(
     divisor_override: int | None,
 ) -> Value:
     n = dims_of(ctx.operator)
-    windows = Windows(n, kernel_size, stride, padding)
+    windows = PoolWindows(n, kernel_size, stride, padding)
     lead, dtype = x.rank - n, ctx.out_dtype
     divisor = Divisor(windows, x.sizes[lead:], count_include_pad, divisor_override)
 

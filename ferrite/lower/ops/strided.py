@@ -204,7 +204,7 @@ def reinterpreted(ctx: Builder, x: Value, dtype: torch.dtype) -> Value:
 # copied that the reader does not ask for.
 
 
-class Part:
+class StridedPart:
     """A part of a tensor: when an element of the whole lies in it, and where there."""
 
     def __init__(self, condition: Expr, place: Sequence[Index]) -> None:
@@ -230,25 +230,25 @@ def is_blank(ctx: Builder, x: Value) -> bool:
     return all(ctx.buffers[each].storage != name for each in written)
 
 
-def slice_part(sizes: Sequence[Index], at: int, start: Index, end: Index, step: Index) -> Part:
+def slice_part(sizes: Sequence[Index], at: int, start: Index, end: Index, step: Index) -> StridedPart:
     axes = list(own_axes(sizes))
     away = axes[at] - start
     condition = every(at_least(axes[at], start), below(axes[at], end), divides(step, away))
-    return Part(condition, [*axes[:at], away // step, *axes[at + 1 :]])
+    return StridedPart(condition, [*axes[:at], away // step, *axes[at + 1 :]])
 
 
-def select_part(sizes: Sequence[Index], at: int, index: Index) -> Part:
+def select_part(sizes: Sequence[Index], at: int, index: Index) -> StridedPart:
     axes = own_axes(sizes)
-    return Part(same(axes[at], index), [*axes[:at], *axes[at + 1 :]])
+    return StridedPart(same(axes[at], index), [*axes[:at], *axes[at + 1 :]])
 
 
-def diagonal_part(sizes: Sequence[Index], offset: int, dim1: int, dim2: int) -> Part:
+def diagonal_part(sizes: Sequence[Index], offset: int, dim1: int, dim2: int) -> StridedPart:
     first, second = dim_of(dim1, len(sizes)), dim_of(dim2, len(sizes))
     axes = own_axes(sizes)
     along = axes[first] - max(-offset, 0)
     rest = [item for k, item in enumerate(axes) if k not in (first, second)]
     starts = at_least(axes[first], number(max(-offset, 0)))
-    return Part(every(starts, same(axes[second], axes[first] + offset)), [*rest, along])
+    return StridedPart(every(starts, same(axes[second], axes[first] + offset)), [*rest, along])
 
 
 def must_fit(operator: Any, x: Value, src: Value, *given: Any) -> None:

@@ -31,7 +31,7 @@ from ferrite.passes.freezing.fold import fold_constants
 from ferrite.passes.freezing.layers import (
     LAYERS,
     RESHAPES,
-    Layer,
+    FrozenLayer,
     NewWeights,
     again,
     layer_at,
@@ -67,7 +67,7 @@ PASSED = frozenset({*ADDING, *SCALING, *NORMS, *RESHAPES})
 class Chain:
     """A layer, the reshape and the cast behind it if there are any, and the only one that reads the result."""
 
-    layer: Layer
+    layer: FrozenLayer
     between: tuple[torch.fx.Node, ...]  # from the layer on
     reader: torch.fx.Node
 
@@ -93,7 +93,7 @@ def chain_at(node: torch.fx.Node) -> Chain | Refusal:
     return Chain(layer, tuple(between), reader) if reader is not None else Refusal("its result is read more than once")
 
 
-def is_detour(cast: torch.fx.Node, layer: Layer) -> bool:
+def is_detour(cast: torch.fx.Node, layer: FrozenLayer) -> bool:
     """Whether a cast to float32 is taken back behind some arithmetic, so that no digit of it is seen."""
     half = fake_value(layer.node).dtype
     if half not in HALVES or fake_value(cast).dtype is not torch.float32:
@@ -183,7 +183,7 @@ def per_channel(chain: Chain, given: Mapping[str, Any]) -> torch.Tensor | Refusa
         return numbers if is_finite(numbers) else Refusal("the constant is not finite")
 
 
-def number(value: float, layer: Layer) -> torch.Tensor:
+def number(value: float, layer: FrozenLayer) -> torch.Tensor:
     with on_real_tensors():
         return torch.tensor(float(value), dtype=layer.wide, device=layer.weight.device)
 
@@ -227,7 +227,7 @@ def fold_norm(site: Site) -> Any:
     )
 
 
-def normalised(layer: Layer, numbers: list[torch.Tensor | None], epsilon: float) -> NewWeights:
+def normalised(layer: FrozenLayer, numbers: list[torch.Tensor | None], epsilon: float) -> NewWeights:
     """Weight and bias with gamma, beta, mean and variance in them."""
     with on_real_tensors():
         gamma, beta, mean, variance = (value.to(layer.wide) if value is not None else None for value in numbers)

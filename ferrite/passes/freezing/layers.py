@@ -22,7 +22,7 @@ RESHAPES = frozenset({aten.view.default, aten.reshape.default, aten._unsafe_view
 
 
 @dataclass(frozen=True)
-class Layer:
+class FrozenLayer:
     """A convolution or product with a constant weight, and a constant bias or none.
 
     `axis` is where the weight has its output channels, group by group if there are `groups`; `channel` is where the
@@ -69,7 +69,7 @@ class Layer:
         return site.call(aten.addmm.default, site.constant("layer_bias", bias), left, right)  # type: ignore[no-any-return]
 
 
-def layer_at(node: torch.fx.Node) -> Layer | Refusal:
+def layer_at(node: torch.fx.Node) -> FrozenLayer | Refusal:
     """The layer that a node calls, if its weights are known."""
     found = convolution_at(node) if node.target is aten.convolution.default else product_at(node)
     if isinstance(found, Refusal):
@@ -81,7 +81,7 @@ def layer_at(node: torch.fx.Node) -> Layer | Refusal:
     return found
 
 
-def convolution_at(node: torch.fx.Node) -> Layer | Refusal:
+def convolution_at(node: torch.fx.Node) -> FrozenLayer | Refusal:
     given = arguments_of(node)
     weight, bias = constant_of(given["weight"]), constant_of(given["bias"])
     if weight is None or (bias is None and given["bias"] is not None):
@@ -93,10 +93,10 @@ def convolution_at(node: torch.fx.Node) -> Layer | Refusal:
         return Refusal("the kind of convolution is not known")
     axis = int(transposed)
     channels = weight.shape[axis] * (groups if transposed else 1)
-    return Layer(node, given, weight, bias, axis, groups, channels, channel=1)
+    return FrozenLayer(node, given, weight, bias, axis, groups, channels, channel=1)
 
 
-def product_at(node: torch.fx.Node) -> Layer | Refusal:
+def product_at(node: torch.fx.Node) -> FrozenLayer | Refusal:
     given = arguments_of(node)
     weight = constant_of(given["mat2"])
     if weight is None:
@@ -114,7 +114,7 @@ def product_at(node: torch.fx.Node) -> Layer | Refusal:
             return Refusal("the bias does not have one number per column")
         with on_real_tensors():
             bias = bias.reshape(-1)
-    return Layer(node, given, weight, bias, axis=1, groups=1, channels=weight.shape[1], channel=-1)
+    return FrozenLayer(node, given, weight, bias, axis=1, groups=1, channels=weight.shape[1], channel=-1)
 
 
 def again(site: Site, node: torch.fx.Node, operand: torch.fx.Node) -> torch.fx.Node:
@@ -131,20 +131,20 @@ def sole_reader(node: torch.fx.Node) -> torch.fx.Node | None:
     return readers[0] if len(readers) == 1 and readers[0].op != "output" else None
 
 
-def shared_weight(layer: Layer) -> Refusal | None:
+def shared_weight(layer: FrozenLayer) -> Refusal | None:
     """A weight that others read stays in memory: a changed one would be a second copy."""
     name = "weight" if layer.node.target is aten.convolution.default else "mat2"
     node = layer.arguments[name]
     return None if sole_reader(node) is layer.node else Refusal(f"{node.name} is read by others too")
 
 
-def rounded(layer: Layer, weight: torch.Tensor | None, bias: torch.Tensor) -> NewWeights:
+def rounded(layer: FrozenLayer, weight: torch.Tensor | None, bias: torch.Tensor) -> NewWeights:
     """New weights in the types of the old ones."""
     bias_type = layer.weight.dtype if layer.bias is None else layer.bias.dtype
     return None if weight is None else weight.to(layer.weight.dtype), bias.to(bias_type)
 
 
-def overflows(layer: Layer, weight: torch.Tensor | None, bias: torch.Tensor) -> bool:
+def overflows(layer: FrozenLayer, weight: torch.Tensor | None, bias: torch.Tensor) -> bool:
     """Whether a new number is infinite or none though the old ones were numbers."""
     old = [layer.weight] + ([layer.bias] if layer.bias is not None else [])
     new = [bias] + ([weight] if weight is not None else [])

@@ -22,7 +22,7 @@ from ferrite.graph import fake_value
 from ferrite.options import way
 from ferrite.passes.freezing.binary_cases import constant, of
 from ferrite.passes.freezing.integer_siblings import INTEGER_SIBLINGS, OPTION
-from ferrite.passes.freezing.layers import Layer, product_at, shared_weight
+from ferrite.passes.freezing.layers import FrozenLayer, product_at, shared_weight
 from ferrite.passes.shared.facts import leaves_quick_way
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
@@ -40,23 +40,23 @@ def siblings(node: torch.fx.Node) -> list[torch.fx.Node] | Refusal:
     found = []
     for user in sorted(source.users):
         layer = member(user) if user.target is node.target else None
-        if isinstance(layer, Layer) and left_of(layer) is source and alike(layer, first):
+        if isinstance(layer, FrozenLayer) and left_of(layer) is source and alike(layer, first):
             found.append(user)
     return found if len(found) > 1 else Refusal("it is the only product of its input with a constant")
 
 
-def member(node: torch.fx.Node) -> Layer | Refusal:
+def member(node: torch.fx.Node) -> FrozenLayer | Refusal:
     layer = product_at(node)
     if isinstance(layer, Refusal):
         return layer
     return shared_weight(layer) or layer
 
 
-def left_of(layer: Layer) -> Any:
+def left_of(layer: FrozenLayer) -> Any:
     return layer.arguments["self" if layer.node.target is aten.mm.default else "mat1"]
 
 
-def alike(one: Layer, other: Layer) -> bool:
+def alike(one: FrozenLayer, other: FrozenLayer) -> bool:
     """Whether two matrices can stand side by side: of one type, on one device, as high as each other."""
     kinds = {(layer.weight.dtype, layer.weight.device, layer.weight.shape[0]) for layer in (one, other)}
     biases = {layer.bias.dtype if layer.bias is not None else None for layer in (one, other)}
@@ -67,7 +67,7 @@ def merge(site: Site) -> Any:
     how = way(site.options.horizontal, NAME)
     if how == "off":
         return Refusal("the option horizontal is off, or names others")
-    layers = [layer for layer in map(product_at, site.roots) if isinstance(layer, Layer)]
+    layers = [layer for layer in map(product_at, site.roots) if isinstance(layer, FrozenLayer)]
     assert site.constant is not None
     if how == "auto" and are_tiny(layers):
         return Refusal("apart the products are tiny enough for torch's quick way")
@@ -84,7 +84,7 @@ def merge(site: Site) -> Any:
     return tuple(site.call(operator.getitem, pieces, index) for index in range(len(layers)))
 
 
-def are_tiny(layers: list[Layer]) -> bool:
+def are_tiny(layers: list[FrozenLayer]) -> bool:
     """Where one product costs more than several: measured, it does nowhere else."""
     rows, features = torch_api.size_hint(fake_value(layers[0].node).shape[0]), layers[0].weight.shape[0]
     on_cpu = layers[0].weight.device.type == "cpu"

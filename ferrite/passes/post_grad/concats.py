@@ -8,7 +8,7 @@
 
     split(x, 3, -1), x[2, 10]                           =>      split_with_sizes(x, [3, 3, 3, 1], dim=1)
 
-What is inside a split is read here for every spelling of it: `Part` is one item.
+What is inside a split is read here for every spelling of it: `SplitPart` is one of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitPart:
     """Item `index` of `source` along `dim`; `sizes` are those of all items."""
 
     source: torch.fx.Node
@@ -41,7 +41,7 @@ class Part:
     split: torch.fx.Node
 
 
-def part_of_split(node: Any) -> Part | None:
+def part_of_split(node: Any) -> SplitPart | None:
     """What an item of a split is, or None for any other node."""
     if not isinstance(node, torch.fx.Node) or node.target is not operator.getitem:
         return None
@@ -50,10 +50,10 @@ def part_of_split(node: Any) -> Part | None:
         return None
     arguments, items = arguments_of(split), fake_value(split)
     dim = arguments["dim"] % fake_value(arguments["self"]).ndim
-    return Part(arguments["self"], dim, index % len(items), tuple(item.shape[dim] for item in items), split)
+    return SplitPart(arguments["self"], dim, index % len(items), tuple(item.shape[dim] for item in items), split)
 
 
-def whole_split(items: Sequence[Any]) -> Part | Refusal:
+def whole_split(items: Sequence[Any]) -> SplitPart | Refusal:
     """The first part of the split whose parts these are: all of them, once each, in order."""
     parts = [part_of_split(item) for item in items]
     first = parts[0]

@@ -49,7 +49,7 @@ class Along:
 
 
 @dataclass(frozen=True)
-class Windows:
+class WindowProduct:
     """A convolution that is a product. `last`: channels lie side by side."""
 
     site: Site
@@ -176,7 +176,7 @@ class Windows:
 # --- which they are ---------------------------------------------------------------------------------------------------
 
 
-def windows_at(site: Site, last: bool) -> Windows | Refusal:
+def windows_at(site: Site, last: bool) -> WindowProduct | Refusal:
     given = site.arguments
     source, weight = given["input"], site.value(given["weight"])
     x, n = site.value(source), weight.ndim - 2
@@ -202,7 +202,7 @@ def windows_at(site: Site, last: bool) -> Windows | Refusal:
         Along(size, size if step == 1 else (size - window) // step + 1, window, step)
         for size, window, step in zip(space, windows, steps, strict=True)
     ]
-    return Windows(site, batch, inputs, outputs, tuple(alongs), last)
+    return WindowProduct(site, batch, inputs, outputs, tuple(alongs), last)
 
 
 def result(site: Site) -> Any:
@@ -243,12 +243,12 @@ def gradients(site: Site) -> Any:
     return tuple(GRADIENTS[item.args[1]](how, flat) for item in site.roots)  # type: ignore[index]
 
 
-def input_gradient(how: Windows, grad: Any) -> Any:
+def input_gradient(how: WindowProduct, grad: Any) -> Any:
     weight = how.weight_matrix(how.site.arguments["weight"])
     return how.image(how.product(grad, weight) if how.last else how.product(how.transposed(weight), grad))
 
 
-def weight_gradient(how: Windows, grad: Any) -> Any:
+def weight_gradient(how: WindowProduct, grad: Any) -> Any:
     x, windows = how.matrix(how.site.arguments["input"]), [along.window for along in how.space]
     if how.last:
         product = how.product(how.transposed(grad), x)
@@ -264,11 +264,11 @@ def weight_gradient(how: Windows, grad: Any) -> Any:
     return how.reshaped(product, how.outputs, how.inputs, *windows)
 
 
-def bias_gradient(how: Windows, grad: Any) -> Any:
+def bias_gradient(how: WindowProduct, grad: Any) -> Any:
     return how.sum(grad, *((0,) if how.last else (1,) if fake_value(grad).ndim == 2 else (0, 2)))
 
 
-GRADIENTS: Mapping[int, Callable[[Windows, Any], Any]] = {
+GRADIENTS: Mapping[int, Callable[[WindowProduct, Any], Any]] = {
     INPUT: input_gradient,
     WEIGHT: weight_gradient,
     BIAS: bias_gradient,

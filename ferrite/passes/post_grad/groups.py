@@ -19,7 +19,7 @@ from ferrite.options import NoSettings, Options, check_choices, choice_of
 from ferrite.passes.post_grad import batch_fusion, scatters, thin_products
 from ferrite.passes.post_grad.b2b_gemm import B2B_GEMM_RULES
 from ferrite.passes.post_grad.products import AUTOTUNE_RULES, INT_MM_RULES
-from ferrite.passes.post_grad.scatters import PARTITIONED_SCATTER_RULES, Copies
+from ferrite.passes.post_grad.scatters import PARTITIONED_SCATTER_RULES, ScatterCopies
 from ferrite.passes.post_grad.softmax import PREPARE_SOFTMAX
 from ferrite.passes.post_grad.split_cat import SPLIT_CAT_GROUPS, Runs
 from ferrite.passes.post_grad.thin_products import THIN_PRODUCT_GROUPS, Thin
@@ -45,7 +45,7 @@ SETTINGS: Mapping[str, type[Any] | None] = {
     **dict.fromkeys(GROUPS, NoSettings),
     "split_cat_aten_pass": Runs,
     thin_products.GROUP: Thin,
-    scatters.GROUP: Copies,
+    scatters.GROUP: ScatterCopies,
     **dict.fromkeys(NOT_HERE, None),
 }
 

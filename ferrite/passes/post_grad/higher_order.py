@@ -61,7 +61,7 @@ def decompose_triton_kernel_wrapper_functional(gm: torch.fx.GraphModule, context
 
 # By what each item of a node's value is replaced; a node in its place replaces the value as a whole.
 Results = dict[Any, Any]
-Write = Callable[[Called, "Copies"], Results | torch.fx.Node]
+Write = Callable[[Called, "OperandCopies"], Results | torch.fx.Node]
 
 
 def decompose(gm: torch.fx.GraphModule, encodings: Mapping[Any, Write], context: PassContext) -> int:
@@ -72,7 +72,7 @@ def decompose(gm: torch.fx.GraphModule, encodings: Mapping[Any, Write], context:
     updater = MetadataUpdater(graph)
     for node in found:
         call = called(node)
-        copies = Copies(node, updater.mode)
+        copies = OperandCopies(node, updater.mode)
         with graph.inserting_before(node):
             results = encodings[call.operator](call, copies)
             if call.token is not None:
@@ -128,7 +128,7 @@ def replace_by_structure(old: torch.fx.Node, new: Any) -> None:
             user.kwargs = torch.fx.node.map_arg(user.kwargs, swap)
 
 
-class Copies:
+class OperandCopies:
     """Copies the operands of one node, but for those that need none."""
 
     def __init__(self, node: torch.fx.Node, mode: Any) -> None:
@@ -158,13 +158,13 @@ class Copies:
         return call(aten.as_strided.default, copied, nodes(size), nodes(stride), self.sizes.node(offset))
 
 
-def write_first_encoding(call: Called, copies: Copies) -> Results:
+def write_first_encoding(call: Called, copies: OperandCopies) -> Results:
     names = call.mutable_arguments
     arguments = {**call.kwargs, **{name: copies.of(name, call.kwargs[name]) for name in names}}
     return results_of(call, copies.writer, arguments, [arguments[name] for name in names])
 
 
-def write_second_encoding(call: Called, copies: Copies) -> Results | torch.fx.Node:
+def write_second_encoding(call: Called, copies: OperandCopies) -> Results | torch.fx.Node:
     names = call.mutable_arguments
     given: Any = call.kwargs
     arguments = {name: given[name] for name in given if not is_recipe(name, names)}
@@ -233,7 +233,7 @@ def results_of(call: Called, writer: Writer, arguments: dict[str, Any], mutated:
     return dict(enumerate([*own, *mutated]))
 
 
-def write_triton(call: Called, copies: Copies) -> Results:
+def write_triton(call: Called, copies: OperandCopies) -> Results:
     given: Any = call.kwargs
     tensors = {name: copies.of(name, given["kwargs"][name]) for name in given["tensors_to_clone"]}
     rest = {name: item for name, item in given.items() if name != "tensors_to_clone"}

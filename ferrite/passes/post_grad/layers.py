@@ -132,7 +132,7 @@ def uses_of(node: torch.fx.Node) -> int:
 
 
 @dataclass(frozen=True)
-class Spelling:
+class PostOpSpelling:
     """One way to write a post-op of y. Constants of the formula are its parameters with defaults; those without are
     scalars of the post-op."""
 
@@ -194,28 +194,28 @@ def gelu_tanh_by_pow(
 
 # Those of one attr and algorithm that have parts agree to the bit, so that one reference stands for all of them.
 SPELLINGS = (
-    Spelling("relu", lambda y: aten.relu.default(y)),
-    Spelling("sigmoid", lambda y: aten.sigmoid.default(y)),
-    Spelling("tanh", lambda y: aten.tanh.default(y)),
-    Spelling("hardswish", lambda y: aten.hardswish.default(y)),
-    Spelling("hardsigmoid", lambda y: aten.hardsigmoid.default(y)),
-    Spelling("swish", lambda y: aten.silu.default(y)),
-    Spelling("gelu", lambda y: aten.gelu.default(y), "none"),
-    Spelling("gelu", lambda y: aten.gelu.default(y, approximate="tanh"), "tanh"),
-    Spelling("leaky_relu", lambda y, slope: aten.leaky_relu.default(y, slope)),
-    Spelling("hardtanh", lambda y, low, high: aten.hardtanh.default(y, low, high)),
-    Spelling("hardtanh", lambda y, low, high: aten.clamp.default(y, low, high), "", True),
-    Spelling("swish", cpu_ops.swish_parts, "", True),
-    Spelling("gelu", cpu_ops.gelu_parts, "none", True),
-    Spelling("gelu", cpu_ops.gelu_tanh_parts, "tanh", True),
-    Spelling("gelu", gelu_tanh_by_pow, "tanh", True),
-    Spelling("hardswish", cpu_ops.hardswish_parts, "", True),
-    Spelling("hardswish", hardswish_in_steps, "", True),
-    Spelling("hardswish", hardswish_by_hardtanh, "", True),
-    Spelling("hardsigmoid", cpu_ops.hardsigmoid_parts, "", True),
-    Spelling("hardsigmoid", hardsigmoid_in_steps, "", True),
-    Spelling("hardsigmoid", hardsigmoid_by_hardtanh, "", True),
-    Spelling("leaky_relu", cpu_ops.leaky_relu_parts, "", True),
+    PostOpSpelling("relu", lambda y: aten.relu.default(y)),
+    PostOpSpelling("sigmoid", lambda y: aten.sigmoid.default(y)),
+    PostOpSpelling("tanh", lambda y: aten.tanh.default(y)),
+    PostOpSpelling("hardswish", lambda y: aten.hardswish.default(y)),
+    PostOpSpelling("hardsigmoid", lambda y: aten.hardsigmoid.default(y)),
+    PostOpSpelling("swish", lambda y: aten.silu.default(y)),
+    PostOpSpelling("gelu", lambda y: aten.gelu.default(y), "none"),
+    PostOpSpelling("gelu", lambda y: aten.gelu.default(y, approximate="tanh"), "tanh"),
+    PostOpSpelling("leaky_relu", lambda y, slope: aten.leaky_relu.default(y, slope)),
+    PostOpSpelling("hardtanh", lambda y, low, high: aten.hardtanh.default(y, low, high)),
+    PostOpSpelling("hardtanh", lambda y, low, high: aten.clamp.default(y, low, high), "", True),
+    PostOpSpelling("swish", cpu_ops.swish_parts, "", True),
+    PostOpSpelling("gelu", cpu_ops.gelu_parts, "none", True),
+    PostOpSpelling("gelu", cpu_ops.gelu_tanh_parts, "tanh", True),
+    PostOpSpelling("gelu", gelu_tanh_by_pow, "tanh", True),
+    PostOpSpelling("hardswish", cpu_ops.hardswish_parts, "", True),
+    PostOpSpelling("hardswish", hardswish_in_steps, "", True),
+    PostOpSpelling("hardswish", hardswish_by_hardtanh, "", True),
+    PostOpSpelling("hardsigmoid", cpu_ops.hardsigmoid_parts, "", True),
+    PostOpSpelling("hardsigmoid", hardsigmoid_in_steps, "", True),
+    PostOpSpelling("hardsigmoid", hardsigmoid_by_hardtanh, "", True),
+    PostOpSpelling("leaky_relu", cpu_ops.leaky_relu_parts, "", True),
 )
 SINGLE_ONLY = ("tanh",)  # in half precision it is not among the post-ops
 
@@ -265,7 +265,7 @@ def rounded_post_op(node: torch.fx.Node) -> PostOp | Refusal:
     return PostOp(y, (node, *match.nodes.values(), widened), arguments)
 
 
-def spelled_at(node: torch.fx.Node) -> tuple[Spelling, Match] | Refusal:
+def spelled_at(node: torch.fx.Node) -> tuple[PostOpSpelling, Match] | Refusal:
     """The first spelling that the node is the end of, and whose operand nobody else reads."""
     refusal = Refusal("it is no post-op")
     for spelling in by_target().get(node.target, ()):
@@ -278,7 +278,7 @@ def spelled_at(node: torch.fx.Node) -> tuple[Spelling, Match] | Refusal:
     return refusal
 
 
-def spelling_problem(spelling: Spelling, match: Match) -> Refusal | None:
+def spelling_problem(spelling: PostOpSpelling, match: Match) -> Refusal | None:
     y = match["y"]
     if not isinstance(y, torch.fx.Node) or not isinstance(fake_value(y), torch.Tensor):
         return Refusal("its operand is no tensor")
@@ -299,13 +299,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def scalars_of(spelling: Spelling, match: Match) -> list[float]:
+def scalars_of(spelling: PostOpSpelling, match: Match) -> list[float]:
     return [float(match[name]) for name in spelling.scalars]
 
 
 @functools.cache
-def by_target() -> dict[Any, list[Spelling]]:
-    found: dict[Any, list[Spelling]] = {}
+def by_target() -> dict[Any, list[PostOpSpelling]]:
+    found: dict[Any, list[PostOpSpelling]] = {}
     for spelling in SPELLINGS:
         found.setdefault(spelling.pattern.anchor.target, []).append(spelling)
     return found

@@ -28,7 +28,7 @@ MAX_COPIED_ELEMENTS = 1 << 28  # of all copies together, where nobody knows how 
 
 
 @dataclass(frozen=True)
-class Copies:
+class ScatterCopies:
     """How many copies are worth it: `min_index` writes at least, copies of at most `mem_fraction` of the memory."""
 
     min_parts: int = 2
@@ -38,14 +38,14 @@ class Copies:
 
 
 def copies_for(
-    writes: int, elements: int, limits: Copies | None = None, most_elements: float = MAX_COPIED_ELEMENTS
+    writes: int, elements: int, limits: ScatterCopies | None = None, most_elements: float = MAX_COPIED_ELEMENTS
 ) -> int:
     """How many copies: more where more writes meet in one place, fewer where a copy is large. A power of two, or 0.
 
     >>> copies_for(5000, 10), copies_for(5000, 5000), copies_for(10**7, 2 * 10**6)
     (128, 16, 16)
     """
-    limits = limits or Copies()
+    limits = limits or ScatterCopies()
     if elements == 0:
         return 0
     wanted = 16 * math.sqrt(writes / elements)
@@ -57,7 +57,7 @@ def copies_for(
     return 0 if wanted < max(limits.min_parts, 1) else 1 << int(math.log2(wanted))
 
 
-def most_elements_on(device: torch.device, itemsize: int, limits: Copies) -> float:
+def most_elements_on(device: torch.device, itemsize: int, limits: ScatterCopies) -> float:
     if device.type != "cuda":
         return MAX_COPIED_ELEMENTS
     return limits.mem_fraction * torch.cuda.get_device_properties(device).total_memory / itemsize
@@ -90,7 +90,7 @@ def spread_over_copies(site: Site) -> Any:
     sizes = [*target.shape, *at.shape, *values.shape]
     if not all(isinstance(size, int) for size in sizes):
         return Refusal("a size is symbolic")
-    limits = settings_of(site.options.post_grad_fusions, GROUP, Copies)
+    limits = settings_of(site.options.post_grad_fusions, GROUP, ScatterCopies)
     if at.numel() < limits.min_index:
         return Refusal(f"there are fewer than {limits.min_index} writes")
     if is_spread(index):

@@ -22,7 +22,7 @@ from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value, same_sizes
 from ferrite.options import settings_of
-from ferrite.passes.post_grad.concats import NORMALIZATION, Part, concat_dim, part_of_split, whole_split
+from ferrite.passes.post_grad.concats import NORMALIZATION, SplitPart, concat_dim, part_of_split, whole_split
 from ferrite.passes.shared.cases import one
 from ferrite.rewrite import AnyRule, Case, NodeRule, Site, arguments_of, in_order
 
@@ -57,7 +57,7 @@ def runs_as_slices(site: Site) -> Any:
 def runs(operands: Sequence[torch.fx.Node], dim: int) -> list[list[torch.fx.Node]]:
     """The operands; neighbours that are consecutive items of one split along the dimension stand together."""
     found: list[list[torch.fx.Node]] = []
-    last: Part | None = None
+    last: SplitPart | None = None
     for operand in operands:
         part = part_of_split(operand)
         part = part if part is not None and part.dim == dim else None

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from ferrite.capture import on_real_tensors, product_libraries, torch_api
 from ferrite.errors import Refusal
-from ferrite.passes.pre_grad.constant_values import ConstantValues
+from ferrite.passes.pre_grad.constant_values import ConstantTensors
 from ferrite.passes.pre_grad.predicates import is_plain
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.passes.pre_grad.value_bounds import FALSE, TRUE, ValueBounds
@@ -56,7 +56,7 @@ def causal(site: Site) -> Any:
     if sizes[0] != sizes[1]:
         return Refusal("there are more keys than queries, or fewer")
     if (is_lower_triangle, mask) not in site.answers:  # all layers have the same mask
-        site.answers[is_lower_triangle, mask] = is_lower_triangle(ConstantValues(site.written).of(mask))
+        site.answers[is_lower_triangle, mask] = is_lower_triangle(ConstantTensors(site.written).of(mask))
     if not site.answers[is_lower_triangle, mask]:
         return Refusal(f"{mask.name} is not known to hide what comes later, and nothing else")
     kept = {"is_causal": True, "scale": given["scale"], "enable_gqa": given["enable_gqa"]}

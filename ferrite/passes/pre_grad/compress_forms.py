@@ -176,7 +176,7 @@ def is_rank(node: Any, rank: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ConcatParts:
     """What a concat along the rows holds: [B, n, D] each, or [B, D] where it is a stack."""
 
     nodes: Sequence[torch.fx.Node]
@@ -190,7 +190,7 @@ class Parts:
         return [writer.call(aten.unsqueeze.default, node, 1) for node in self.nodes]
 
 
-def joined_parts(found: Lce) -> Parts | Refusal:
+def joined_parts(found: Lce) -> ConcatParts | Refusal:
     """The parts of a concat that is read for the compression alone."""
     concat = concat_view(found.x)
     if concat is None or concat.dim != 1:
@@ -204,7 +204,7 @@ def joined_parts(found: Lce) -> Parts | Refusal:
     widths = [1 if concat.kind == "stack" else value.shape[1] for value in values]
     if not all(isinstance(width, int) for width in widths):
         return Refusal("the rows of a part are not known")
-    return Parts(concat.operands, widths, concat.kind == "stack")
+    return ConcatParts(concat.operands, widths, concat.kind == "stack")
 
 
 # --- (X @ Y.mT) @ W ---------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value, storage_bytes
 from ferrite.options import Options
-from ferrite.passes.pre_grad.compress_forms import Dot, Lce, Parts
+from ferrite.passes.pre_grad.compress_forms import ConcatParts, Dot, Lce
 from ferrite.passes.pre_grad.horizontal import hints
 from ferrite.rewrite import Site
 
@@ -67,7 +67,7 @@ def parts_problem(site: Site) -> Refusal | None:
     return LITTLE if left_to_the_model(site, "lce-parts") else None
 
 
-def products_problem(site: Site, found: Lce, parts: Parts) -> Refusal | None:
+def products_problem(site: Site, found: Lce, parts: ConcatParts) -> Refusal | None:
     if not left_to_the_model(site, "lce-matmul"):
         return None
     x, weight = fake_value(found.x), fake_value(found.weight)

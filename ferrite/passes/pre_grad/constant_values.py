@@ -31,7 +31,7 @@ class NotConstant(Exception):
     pass
 
 
-class ConstantValues:
+class ConstantTensors:
     """`written`: the memory that the graph writes."""
 
     def __init__(self, written: frozenset[Storage]) -> None:

@@ -51,7 +51,7 @@ Pays = Callable[[Sequence[torch.fx.Node], int, PassContext], bool]
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class FusionLimits:
     """What a rule may be told beside its name; without, the rule's own numbers hold."""
 
     min_members: int = at_least(2, 5)

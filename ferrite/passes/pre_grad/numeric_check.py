@@ -20,7 +20,7 @@ import torch
 
 from ferrite.errors import CompilerBug, layout, warn_user
 from ferrite.options import Options, at_least, check_choices, settings_of
-from ferrite.passes.pre_grad.numeric_runs import Maker, Outcome, Tolerance, run_graph, unlike
+from ferrite.passes.pre_grad.numeric_runs import Maker, Observed, Tolerance, run_graph, unlike
 from ferrite.pipeline import Fuel, PassContext, PassRecord, Pipeline, run_pipeline
 
 Keep = Callable[[Mapping[str, torch.fx.GraphModule]], str | None]  # writes graphs down; where
@@ -81,7 +81,7 @@ class Check:
     before: torch.fx.GraphModule
     example_inputs: Sequence[Any]
     context: PassContext
-    truths: dict[int, tuple[Outcome, Outcome | None]] = field(default_factory=dict)
+    truths: dict[int, tuple[Observed, Observed | None]] = field(default_factory=dict)
 
     def react(self, reaction: str, gm: torch.fx.GraphModule, keep: Keep | None) -> None:
         settings = settings_of(self.context.options.check_numerics, reaction, NumericCheck)
@@ -108,12 +108,12 @@ class Check:
         """The graph as it was, once per step, and in float64 where that can be."""
         for step in range(settings.steps):
             outcome = self.run(self.before, settings, step)
-            truth: Outcome | None = None
+            truth: Observed | None = None
             with contextlib.suppress(Exception):  # some operators know no float64, and random numbers would differ
                 truth = self.run(self.before, settings, step, wide=True) if not outcome.random else None
             self.truths[step] = (outcome, truth)
 
-    def run(self, gm: torch.fx.GraphModule, settings: NumericCheck, step: int, *, wide: bool = False) -> Outcome:
+    def run(self, gm: torch.fx.GraphModule, settings: NumericCheck, step: int, *, wide: bool = False) -> Observed:
         maker = Maker(self.before.graph, self.example_inputs, settings.inputs == "random", wide)
         gradients = settings.gradients and not self.context.is_inference
         return run_graph(gm, maker, step, grad=not self.context.is_inference, gradients=gradients)

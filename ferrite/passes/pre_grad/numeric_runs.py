@@ -101,7 +101,7 @@ def plain(example: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Observed:
     """Everything that one run lets a caller observe."""
 
     outputs: list[Any]
@@ -111,7 +111,7 @@ class Outcome:
     random: bool
 
 
-def run_graph(gm: torch.fx.GraphModule, maker: Maker, seed: int, *, grad: bool, gradients: bool) -> Outcome:
+def run_graph(gm: torch.fx.GraphModule, maker: Maker, seed: int, *, grad: bool, gradients: bool) -> Observed:
     """One run of a copy on copies; random generators are left as they were."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     # torch.manual_seed formats a traceback for each kind of device that is not there
@@ -130,7 +130,7 @@ def run_graph(gm: torch.fx.GraphModule, maker: Maker, seed: int, *, grad: bool, 
         if gradients and losses and leaves:
             found = list(torch.autograd.grad(losses, leaves, allow_unused=True))
     random = any(is_random(node) for node in gm.graph.nodes if node.op.startswith("call_"))
-    return Outcome(outputs, arguments, found, sharing_of([*arguments, *outputs]), random)
+    return Observed(outputs, arguments, found, sharing_of([*arguments, *outputs]), random)
 
 
 def loss_of(output: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ class Tolerance:
     values: bool  # whether values are compared at all
 
 
-def unlike(before: Outcome, after: Outcome, truth: Outcome | None, tolerance: Tolerance) -> str | None:
+def unlike(before: Observed, after: Observed, truth: Observed | None, tolerance: Tolerance) -> str | None:
     """The first thing in which two runs differ."""
     if after.sharing != before.sharing:
         return "inputs and outputs share memory otherwise"

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.graph import Gradients, Storage, fake_value, mutates, says_so, storages_of
+from ferrite.graph import GradientFlow, Storage, fake_value, mutates, says_so, storages_of
 from ferrite.rewrite import arguments_of, count_uses
 
 aten = torch.ops.aten
@@ -38,7 +38,7 @@ def requires_grad(*nodes: torch.fx.Node) -> bool | None:
     """Whether all these values require a gradient, or none of them; None where they differ. Linear."""
     if len(nodes) == 1 and not nodes[0].all_input_nodes:
         return says_so(nodes[0])  # made of nothing: its own word is enough
-    required = Gradients(nodes[0].graph).required
+    required = GradientFlow(nodes[0].graph).required
     flags = {node in required for node in nodes}
     return flags.pop() if len(flags) == 1 else None
 

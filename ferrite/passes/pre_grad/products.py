@@ -39,18 +39,18 @@ PRODUCTS: Mapping[Any, Names] = {
 }
 
 
-class Product(NamedTuple):
+class MatrixCall(NamedTuple):
     input: torch.fx.Node
     weight: torch.fx.Node
     bias: torch.fx.Node | None
     width: Any
 
 
-def product_of(node: torch.fx.Node) -> Product:
+def product_of(node: torch.fx.Node) -> MatrixCall:
     names, given = PRODUCTS[node.target], arguments_of(node)
     weight = given[names.weight]
     width = fake_value(weight).shape[0 if names.rows else 1]
-    return Product(given[names.input], weight, given[names.bias] if names.bias else None, width)
+    return MatrixCall(given[names.input], weight, given[names.bias] if names.bias else None, width)
 
 
 def product_problem(arguments: Mapping[str, Any], values: tuple[torch.Tensor, ...]) -> Refusal | None:
@@ -86,7 +86,7 @@ def side_by_side(
     """One product with all weights; layers with one and the same weight and bias share their part of it."""
     target, products = members[0].target, [product_of(member) for member in members]
     places: dict[Any, int] = {}
-    distinct: list[Product] = []
+    distinct: list[MatrixCall] = []
     for each in products:
         if places.setdefault((identity(each.weight), identity(each.bias)), len(distinct)) == len(distinct):
             distinct.append(each)
@@ -106,7 +106,7 @@ def side_by_side(
     return results
 
 
-def joined_bias(writer: Writer, products: Sequence[Product]) -> torch.fx.Node | None:
+def joined_bias(writer: Writer, products: Sequence[MatrixCall]) -> torch.fx.Node | None:
     """Layers without a bias get zeros, if any has one."""
     if all(each.bias is None for each in products):
         return None

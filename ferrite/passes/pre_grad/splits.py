@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import Refusal
-from ferrite.graph import Gradients, fake_value, mutates, same_sizes, storages_of
+from ferrite.graph import GradientFlow, fake_value, mutates, same_sizes, storages_of
 from ferrite.passes.pre_grad.predicates import (
     Concat,
     concat_view,
@@ -36,7 +36,7 @@ Spans = list[tuple[torch.fx.Node, tuple[int, int]]]  # operands of a concat, and
 
 
 @dataclass(frozen=True)
-class Piece:
+class SplitItem:
     """One item of a split or an unbind: from `start` to `end` along `dim` of the source."""
 
     split: torch.fx.Node
@@ -50,7 +50,7 @@ class Piece:
         return self.split.target is aten.split_with_sizes.default
 
 
-def piece_at(node: torch.fx.Node) -> Piece | Refusal:
+def piece_at(node: torch.fx.Node) -> SplitItem | Refusal:
     split: Any = node.args[0]
     if not isinstance(split, torch.fx.Node) or split.target not in (aten.split_with_sizes.default, aten.unbind.int):
         return Refusal("it is no piece of a split")
@@ -61,10 +61,10 @@ def piece_at(node: torch.fx.Node) -> Piece | Refusal:
     if not known or type(dim) is not int or dim < 0 or not is_plain(fake_value(source)):
         return Refusal("the sizes are not known")
     start = sum(sizes[:index])
-    return Piece(split, source, dim, start, start + sizes[index])
+    return SplitItem(split, source, dim, start, start + sizes[index])
 
 
-def on_pieces(rewrite: Callable[[Site, Piece], Any]) -> Callable[[Site], Any]:
+def on_pieces(rewrite: Callable[[Site, SplitItem], Any]) -> Callable[[Site], Any]:
     def of_site(site: Site) -> Any:
         piece = piece_at(site.node)
         return piece if isinstance(piece, Refusal) else rewrite(site, piece)
@@ -72,7 +72,7 @@ def on_pieces(rewrite: Callable[[Site, Piece], Any]) -> Callable[[Site], Any]:
     return of_site
 
 
-def only_section(site: Site, piece: Piece) -> Any:
+def only_section(site: Site, piece: SplitItem) -> Any:
     if not piece.keeps_dim or len(fake_value(piece.split)) != 1:
         return Refusal("there are several pieces")
     if is_written(site.node):
@@ -81,7 +81,7 @@ def only_section(site: Site, piece: Piece) -> Any:
     return piece.source
 
 
-def only_live_piece(site: Site, piece: Piece) -> Any:
+def only_live_piece(site: Site, piece: SplitItem) -> Any:
     """One view of the source instead of one for each piece."""
     if any(user is not site.node and user.users for user in piece.split.users):
         return Refusal("other pieces are read too")
@@ -99,7 +99,7 @@ def is_written(node: torch.fx.Node) -> bool:
     return not written_memory(node.graph).isdisjoint(storages_of(node))
 
 
-def piece_of_a_concat(site: Site, piece: Piece) -> Any:
+def piece_of_a_concat(site: Site, piece: SplitItem) -> Any:
     concat = concat_view(piece.source)
     if concat is None or concat.dim != piece.dim or (concat.kind == "cat") != piece.keeps_dim:
         return Refusal("nothing is joined along the dimension that is split")
@@ -122,13 +122,15 @@ def piece_of_a_concat(site: Site, piece: Piece) -> Any:
     return site.call(aten.cat.default, [operand for operand, _ in touched], piece.dim)
 
 
-def overlap(piece: Piece, span: tuple[int, int]) -> bool:
+def overlap(piece: SplitItem, span: tuple[int, int]) -> bool:
     return span[0] < piece.end and piece.start < span[1]
 
 
-def gradient_problem(piece: Piece, concat: Concat, spans: Spans, touched: Sequence[torch.fx.Node]) -> Refusal | None:
+def gradient_problem(
+    piece: SplitItem, concat: Concat, spans: Spans, touched: Sequence[torch.fx.Node]
+) -> Refusal | None:
     """All operands of a concat get a gradient, be it zeros, and all pieces require one, if one operand does."""
-    gradients = Gradients(piece.split.graph)
+    gradients = GradientFlow(piece.split.graph)
     needing = [operand for operand in concat.operands if operand in gradients.required]
     if bool(needing) != any(operand in needing for operand in touched):
         return Refusal("the piece requires a gradient, which its own operands do not")
@@ -139,7 +141,7 @@ def gradient_problem(piece: Piece, concat: Concat, spans: Spans, touched: Sequen
         others = (user for user in operand.users if user is not piece.source)
         reached = any(user.op == "output" or user in gradients.reached for user in others)
         ranges = [span for each, span in spans if each is operand]
-        read = any(isinstance(each, Piece) and overlap(each, span) for each in live for span in ranges)
+        read = any(isinstance(each, SplitItem) and overlap(each, span) for each in live for span in ranges)
         if not reached and not read and piece.split in gradients.reached:
             return Refusal(f"{operand.name} would have no gradient instead of zeros")
     return None
@@ -160,7 +162,7 @@ def operand_spans(concat: Concat) -> Spans | None:
     return found
 
 
-def dissolves(piece: Piece, spans: Sequence[tuple[int, int]]) -> bool:
+def dissolves(piece: SplitItem, spans: Sequence[tuple[int, int]]) -> bool:
     """Whether every piece begins and ends where operands do, can take their place, and nobody else reads the concat."""
     if sole_user(piece.source) is not piece.split:
         return False

@@ -33,7 +33,7 @@ aten = torch.ops.aten
 NAME = "split_linear_add"
 
 
-class Term(NamedTuple):
+class LinearTerm(NamedTuple):
     """A layer on a piece, as a term of the sum."""
 
     node: torch.fx.Node
@@ -68,9 +68,9 @@ def one_layer(site: Site) -> Any:
     return total
 
 
-def summands(root: torch.fx.Node) -> tuple[list[Term], list[torch.fx.Node], list[torch.fx.Node]]:
+def summands(root: torch.fx.Node) -> tuple[list[LinearTerm], list[torch.fx.Node], list[torch.fx.Node]]:
     """The layers on pieces in a tree of additions, the other terms, and the additions inside."""
-    terms: list[Term] = []
+    terms: list[LinearTerm] = []
     rest: list[torch.fx.Node] = []
     additions: list[torch.fx.Node] = []
     waiting = operands_of_sum(root)
@@ -97,7 +97,7 @@ def operands_of_sum(node: torch.fx.Node) -> list[torch.fx.Node]:
     return operands if plain else []
 
 
-def term_of(node: torch.fx.Node) -> Term | None:
+def term_of(node: torch.fx.Node) -> LinearTerm | None:
     found = linear_view(node) if sole_user(node) is not None else None
     piece = piece_of(found.input) if found is not None else None
     if found is None or piece is None or piece.mode != "slice":
@@ -105,15 +105,15 @@ def term_of(node: torch.fx.Node) -> Term | None:
     weight, base = fake_value(found.weight), fake_value(piece.base)
     if piece.axis != base.dim() - 1 or weight.dim() != 2 or not isinstance(weight.shape[0], int):
         return None
-    return Term(node, piece, found.weight, found.bias)
+    return LinearTerm(node, piece, found.weight, found.bias)
 
 
-def runs_of(terms: Sequence[Term]) -> tuple[list[list[Term]], Refusal | None]:
+def runs_of(terms: Sequence[LinearTerm]) -> tuple[list[list[LinearTerm]], Refusal | None]:
     """Terms on neighbouring pieces, in the order of the pieces; or why there are none."""
-    by_base: dict[torch.fx.Node, list[Term]] = {}
+    by_base: dict[torch.fx.Node, list[LinearTerm]] = {}
     for term in terms:
         by_base.setdefault(term.piece.base, []).append(term)
-    runs: list[list[Term]] = []
+    runs: list[list[LinearTerm]] = []
     for same in by_base.values():
         same.sort(key=lambda term: (term.piece.lo, term.piece.hi))
         for before, term in zip([None, *same], same, strict=False):
@@ -125,7 +125,7 @@ def runs_of(terms: Sequence[Term]) -> tuple[list[list[Term]], Refusal | None]:
     return runs, None
 
 
-def value_problem(site: Site, terms: Sequence[Term], rest: Sequence[torch.fx.Node]) -> Refusal | None:
+def value_problem(site: Site, terms: Sequence[LinearTerm], rest: Sequence[torch.fx.Node]) -> Refusal | None:
     value = site.value(site.node)
     if not value.is_floating_point():
         return Refusal("it is no sum of floating point numbers")
@@ -146,7 +146,7 @@ def value_problem(site: Site, terms: Sequence[Term], rest: Sequence[torch.fx.Nod
     return None
 
 
-def pays(site: Site, run: Sequence[Term]) -> bool:
+def pays(site: Site, run: Sequence[LinearTerm]) -> bool:
     how = way(site.options.horizontal, NAME)
     if how != "auto":
         return how == "always"
@@ -161,7 +161,7 @@ def pays(site: Site, run: Sequence[Term]) -> bool:
     return horizontal.are_frozen(site.options, weights) or 2 * sum(map(bytes_of, weights)) <= read
 
 
-def joined(site: Site, run: Sequence[Term]) -> Any:
+def joined(site: Site, run: Sequence[LinearTerm]) -> Any:
     piece, last = run[0].piece, run[-1].piece
     site.through(*(term.node for term in run), *dict.fromkeys(node for term in run for node in term.piece.made_by))
     x, size = piece.base, fake_value(piece.base).shape[piece.axis]

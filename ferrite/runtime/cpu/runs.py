@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrite.codegen import RunTable
-from ferrite.codegen.llvm import DIVISION, OUT_OF_MEMORY, Table, bound, pack_steps
+from ferrite.codegen.llvm import DIVISION, OUT_OF_MEMORY, TableAddress, bound, pack_steps
 from ferrite.ir import out_of_bounds
 
 
@@ -35,7 +35,7 @@ def native_run(table: RunTable, kernels: Kernels) -> Callable[..., int]:
     def fail(result: int, value: int, extent: int, step: int) -> None:
         raise problem(result, value, extent, complaints[step])
 
-    native = Table(ctypes.addressof(kept))
+    native = TableAddress(ctypes.addressof(kept))
     native.needs, native.fail = (kept, kernels.keep_alive), fail
     return bound(kernels.driver, native)
 

@@ -4,7 +4,7 @@ from ferrite.runtime.cuda.driver import CudaError, Driver, Function, LibCuda, li
 from ferrite.runtime.cuda.graphs import Recordable, graphs_of
 from ferrite.runtime.cuda.kernels import (
     CudaKernel,
-    Processor,
+    GpuKind,
     build,
     built_from,
     kernel_from,
@@ -20,8 +20,8 @@ __all__ = [
     "CudaKernel",
     "Driver",
     "Function",
+    "GpuKind",
     "LibCuda",
-    "Processor",
     "Recordable",
     "Recorder",
     "Recordings",

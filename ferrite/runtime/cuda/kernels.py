@@ -108,14 +108,14 @@ class CudaKernel:
 
 
 @dataclass(frozen=True)
-class Processor:
+class GpuKind:
     """The kind of GPU that code is made for: its compute capability, 90 for 9.0, and bytes that a program can share."""
 
     capability: int
     shared: int
 
 
-def unit_of(kernel: Kernel, processor: Processor) -> CudaUnit:
+def unit_of(kernel: Kernel, processor: GpuKind) -> CudaUnit:
     """Raises NotGenerated where there is no source."""
     kernel = replace(kernel, origins=())  # where it comes from does not matter
     digest = hashlib.blake2b(str(kernel).encode(), digest_size=12).hexdigest()
@@ -193,7 +193,7 @@ def type_name(dtype: torch.dtype) -> str:
 
 
 def build(
-    kernels: Sequence[Kernel], processor: Processor, store: KernelStore | None = None
+    kernels: Sequence[Kernel], processor: GpuKind, store: KernelStore | None = None
 ) -> tuple[list[str], dict[str, bytes]]:
     """The name of each kernel, and its code, with what a launch needs, by name."""
     units, refused = [], dict[int, Refusal]()
@@ -211,12 +211,12 @@ def build(
     return [unit.name for unit in units], {**code, **tables, **launcher_code(store)}
 
 
-def source_of(kernel: Kernel, processor: Processor) -> str:
+def source_of(kernel: Kernel, processor: GpuKind) -> str:
     """The text that Triton is given."""
     return str(unit_of(kernel, processor).request["source"])
 
 
-def built_from(kernel: Kernel, processor: Processor, text: str) -> tuple[str, bytes]:
+def built_from(kernel: Kernel, processor: GpuKind, text: str) -> tuple[str, bytes]:
     """Another text for a kernel, edited by hand: the name that its code goes by, and the code."""
     unit = unit_of(kernel, processor)
     request = {**unit.request, "source": text}
@@ -300,7 +300,7 @@ def writer_name(words: int) -> str:
     return f"write_{words}_words"
 
 
-def writer_of(words: int, processor: Processor) -> CudaUnit:
+def writer_of(words: int, processor: GpuKind) -> CudaUnit:
     request = {
         "source": writer_source(writer_name(words), words),
         "name": writer_name(words),

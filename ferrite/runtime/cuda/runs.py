@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ferrite.codegen import ArenaPart, KernelCall, RunTable
-from ferrite.codegen.llvm import IMMEDIATE, LaunchStep, Loaded, Table, bound, launches, pack_launches
+from ferrite.codegen.llvm import IMMEDIATE, LaunchStep, Loaded, TableAddress, bound, launches, pack_launches
 from ferrite.codegen.triton import table_words, written_at_once
 from ferrite.machines import gpu_machine
 from ferrite.runtime.cuda.compile import ALIGNED
@@ -70,7 +70,7 @@ class PreparedLaunch:
         return frozenset(place for place, argument in self.promised.items() if is_stray(argument))
 
 
-class CudaRun(Table):
+class CudaRun(TableAddress):
     """A run as the address of its table; called, it launches step by step. `strays`: slots of pointers and sizes that
     need not be multiples of 16. `variants`: the same run for other strays, as functions."""
 

@@ -58,7 +58,7 @@ def convolution_loops(convolution: Convolution, parts: Sequence[Parts], machine:
     _, weight = factors_of(update.values[0], convolution)
     panel = panel_columns(weight, convolution.channels, machine)
     sides = sides_of(convolution, panel, state.dtypes[0], machine)
-    tiles = Windows(*sides, state, update, machine, convolution, is_packed=panel is not None)
+    tiles = ConvolutionTiles(*sides, state, update, machine, convolution, is_packed=panel is not None)
     follows = (*parts[0].after, *(statement for part in parts[1:] for statement in part.point))
     return tiles.loops(follows)
 
@@ -95,7 +95,7 @@ def sides_of(convolution: Convolution, panel: int | None, dtype: torch.dtype, ma
 
 
 @dataclass(frozen=True)
-class Windows(TiledSums):
+class ConvolutionTiles(TiledSums):
     convolution: Convolution
     is_packed: bool  # the weight lies in the order of its use already
 

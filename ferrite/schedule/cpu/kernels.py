@@ -20,7 +20,7 @@ from ferrite.schedule.fusion.nests import nests_of
 from ferrite.schedule.loops.axes import Body
 from ferrite.schedule.loops.frame import pointers_of, sizes_of
 from ferrite.schedule.loops.placement import Placement
-from ferrite.schedule.loops.statements import Statements
+from ferrite.schedule.loops.statements import LoopStatements
 from ferrite.schedule.target import BuiltKernel
 
 
@@ -34,7 +34,7 @@ def build(group: Group, inside: Iterable[str], buffer_table: BufferTable, machin
     if scatter is not None:  # a row of the table is complete before the next is begun: nothing needs a tile
         scatter, inside = replace(scatter, kept=scatter.table not in inside), ()
     placement = Placement(nests, group.rows, inside, buffer_table, machine.l2_bytes // 2)
-    made = Statements(placement, buffer_table, group.rows)
+    made = LoopStatements(placement, buffer_table, group.rows)
     parts = [made.nest(nest) for nest in nests]
     tiles: Body = tuple(tile.scratch for tile in placement.tiles.values())
     if scatter is None:

@@ -35,7 +35,7 @@ from ferrite.ir import ONE, ZERO, Axis, Expr, Index, Load, Number, axis, number,
 from ferrite.ir.kernel import Accumulate, Loop, LoopKind, Scratch, Store, Update
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.products import (
-    Form,
+    ProductForm,
     extent_of,
     factors,
     form_of,
@@ -56,7 +56,7 @@ from ferrite.schedule.cpu.tiled_sums import (
 from ferrite.schedule.cpu.vectors import shared
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.loops.axes import Body, nested, replaced, work_of
-from ferrite.schedule.loops.products import Product
+from ferrite.schedule.loops.products import ProductAxes
 from ferrite.schedule.loops.statements import Parts
 
 
@@ -68,7 +68,7 @@ class Packed(enum.Enum):
     HERE = enum.auto()
 
 
-def sides_of(product: Product, form: Form, dtype: torch.dtype, machine: Machine) -> tuple[Side, Side]:
+def sides_of(product: ProductAxes, form: ProductForm, dtype: torch.dtype, machine: Machine) -> tuple[Side, Side]:
     """Tiles for the registers, blocks for the caches and for threads."""
     rows, columns = likely(product.rows.extent), extent_of(product.columns)
     lanes = machine.lanes(dtype)
@@ -103,20 +103,20 @@ def sides_of(product: Product, form: Form, dtype: torch.dtype, machine: Machine)
 # --- loops ------------------------------------------------------------------------------------------------------------
 
 
-def product_loops(product: Product, parts: Sequence[Parts], machine: Machine) -> Body:
+def product_loops(product: ProductAxes, parts: Sequence[Parts], machine: Machine) -> Body:
     """The whole body of the kernel; `parts`: the sum, and what follows it at every point of the result."""
     (state,), (update,) = parts[0].states, parts[0].point
     assert isinstance(update, Update)
     form = form_of(product, update, machine)
-    tiles = Tiles(*sides_of(product, form, state.dtypes[0], machine), state, update, machine, product, form)
+    tiles = ProductTiles(*sides_of(product, form, state.dtypes[0], machine), state, update, machine, product, form)
     follows = (*parts[0].after, *(statement for part in parts[1:] for statement in part.point))
     return tiles.loops(follows)
 
 
 @dataclass(frozen=True)
-class Tiles(TiledSums):
-    product: Product
-    form: Form
+class ProductTiles(TiledSums):
+    product: ProductAxes
+    form: ProductForm
 
     def in_result(self, row: Index, column: Index) -> dict[Axis, Index]:
         return {self.product.rows: row, self.product.columns: column}

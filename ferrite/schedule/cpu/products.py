@@ -25,7 +25,7 @@ from ferrite.ir.kernel import Update
 from ferrite.ir.program import Operation, Reduce
 from ferrite.machines import Machine
 from ferrite.schedule.fusion.accesses import axes_in, likely, step_of
-from ferrite.schedule.loops.products import Product, factors_in, product_in
+from ferrite.schedule.loops.products import ProductAxes, factors_in, product_in
 
 TYPES = (torch.float32, torch.float64)
 MIN_SIDE = 2  # rows, and columns: of one there is nothing to share
@@ -35,7 +35,7 @@ MAX_DIRECT_SIDE = 8  # rows, or columns, up to which packing does not pay where 
 MAX_UNPACKED_COLUMNS = 128
 
 
-def product_of(operation: Operation) -> Product | None:
+def product_of(operation: Operation) -> ProductAxes | None:
     """The axes of an operation that is a matrix product. Rows, and how many matrices there are, may be known at run
     time only."""
     product = product_in(operation)
@@ -86,7 +86,7 @@ def extent_of(item: Axis) -> int:
 
 
 @dataclass(frozen=True)
-class Form:
+class ProductForm:
     """`along`: the axis that vectors are made of. `packs_left`, `packs_right`: which factors are copied first, in the
     order of their use; `panel`: the right one lies so already, with so many columns side by side."""
 
@@ -100,7 +100,7 @@ class Form:
         return self.packs_left or self.packs_right or self.panel is not None
 
 
-def form_of(product: Product, update: Update, machine: Machine) -> Form:
+def form_of(product: ProductAxes, update: Update, machine: Machine) -> ProductForm:
     """Which form suits factors that lie like these: of as many rows as are likely, where that is not known. Then tiles
     have no vectors of rows, as nobody knows how long these would be."""
     rows = likely(product.rows.extent)
@@ -108,18 +108,18 @@ def form_of(product: Product, update: Update, machine: Machine) -> Form:
     left, right = factors(product, update)
     if (panel := panel_columns(right, product.columns, machine)) is not None:
         is_read_often = extent_of(product.columns) > MAX_UNPACKED_COLUMNS and thin > MAX_DIRECT_SIDE
-        return Form(product.columns, is_read_often or step_along(left, product.summed) is not ONE, panel=panel)
+        return ProductForm(product.columns, is_read_often or step_along(left, product.summed) is not ONE, panel=panel)
     is_row_by_row, *also = (step_along(item, product.summed) is ONE for item in (left, right))
     apart = [not collide(*pair, machine) for pair in ((left, product.rows), (right, product.columns))]
     has_few = rows <= machine.max_dot_rows or extent_of(product.columns) <= MAX_DIRECT_SIDE
     if is_row_by_row and all((*also, *apart)) and has_few:
-        return Form(product.summed)
+        return ProductForm(product.summed)
     if thin <= MAX_DIRECT_SIDE:
         for factor, side in ((right, product.columns), (left, product.rows)):
             if step_along(factor, side) is ONE and isinstance(side.extent, Number) and thin < extent_of(side):
-                return Form(side)
+                return ProductForm(side)
     is_read_often = extent_of(product.columns) > MAX_UNPACKED_COLUMNS
-    return Form(product.columns, is_read_often or not (is_row_by_row and apart[0]), packs_right=True)
+    return ProductForm(product.columns, is_read_often or not (is_row_by_row and apart[0]), packs_right=True)
 
 
 def panel_columns(factor: Expr, columns: Axis, machine: Machine) -> int | None:
@@ -141,7 +141,7 @@ def collide(factor: Expr, side: Axis, machine: Machine) -> bool:
     return isinstance(step, Number) and step.value * load_of(factor).dtype.itemsize % machine.l1_way_bytes == 0
 
 
-def factors(product: Product, update: Update) -> tuple[Expr, Expr]:
+def factors(product: ProductAxes, update: Update) -> tuple[Expr, Expr]:
     """The factor that has the rows, and the one that has the columns."""
     (value,) = update.values
     one, other = value.args

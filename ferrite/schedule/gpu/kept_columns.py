@@ -28,9 +28,9 @@ from ferrite.schedule.gpu.blocks import whole_elements, whole_lanes
 from ferrite.schedule.gpu.rows import nest_loops
 from ferrite.schedule.gpu.simplify import simplified
 from ferrite.schedule.loops.axes import Body, collapse, nested
-from ferrite.schedule.loops.placement import Placement, Tile
+from ferrite.schedule.loops.placement import Placement, RowTile
 from ferrite.schedule.loops.reductions import STORE_MODES
-from ferrite.schedule.loops.statements import Parts, Statements
+from ferrite.schedule.loops.statements import LoopStatements, Parts
 
 
 def is_column_piece(member: Member, rows: Sequence[Axis]) -> bool:
@@ -157,7 +157,7 @@ class KeptColumns:
         for member in self.columns:
             placement.tiles[self.storage(member)] = self.tile(member)
 
-    def write(self, made: Statements) -> None:
+    def write(self, made: LoopStatements) -> None:
         """The columns' results are written in the end."""
         for member in self.columns:
             made.written.add(self.storage(member))
@@ -170,7 +170,7 @@ class KeptColumns:
         (access,) = member.written
         return access.buffer
 
-    def tile(self, member: Member) -> Tile:
+    def tile(self, member: Member) -> RowTile:
         """In the type that is reduced in: results may be narrower, where no pieces are left to reduce."""
         assert isinstance(member.operation, Reduce)
         dtype = member.operation.values[0].dtype
@@ -179,7 +179,7 @@ class KeptColumns:
         kept = tuple(place for place, at in enumerate(access.coordinates) if at not in self.pieces)
         sizes = tuple(buffer.sizes[place] for place in kept)
         name = f"{buffer.name}_so_far"
-        return Tile(name, kept, sizes, Scratch(name, dtype, (flat_extent(sizes),)))
+        return RowTile(name, kept, sizes, Scratch(name, dtype, (flat_extent(sizes),)))
 
     def arranged(
         self, placement: Placement, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine

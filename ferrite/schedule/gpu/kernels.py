@@ -26,7 +26,7 @@ from ferrite.schedule.loops.axes import Body
 from ferrite.schedule.loops.frame import pointers_of, sizes_of
 from ferrite.schedule.loops.memory_order import inner_indices, vector_axes, vector_axis
 from ferrite.schedule.loops.placement import Placement
-from ferrite.schedule.loops.statements import Parts, Statements
+from ferrite.schedule.loops.statements import LoopStatements, Parts
 from ferrite.schedule.loops.windows import is_window, used, written_out
 from ferrite.schedule.target import BuiltKernel
 
@@ -59,7 +59,7 @@ def build(
         placement = Placement(nests, rows, tiles_of, buffer_table, machine.kept_elements * 4 if kept else 0)
         if columns is not None:
             columns.keep(placement)
-        made = Statements(placement, buffer_table, rows, wider={}, short_places=True)
+        made = LoopStatements(placement, buffer_table, rows, wider={}, short_places=True)
         parts = [made.nest(nest) for nest in nests]
         tiles: Body = tuple(tile.scratch for tile in placement.tiles.values())
         if columns is None:
@@ -88,7 +88,7 @@ def product_kernel(
     assert product is not None
     config = config_for(problem_of(operation, buffer_table), machine, tuned)
     nests = nests_of(group, buffer_table)
-    made = Statements(Placement(nests, group.rows, inside, buffer_table, 0), buffer_table, group.rows, wider={})
+    made = LoopStatements(Placement(nests, group.rows, inside, buffer_table, 0), buffer_table, group.rows, wider={})
     parts = [made.nest(nest) for nest in nests]
     body = simplified(product_loops(product, parts, config))
     pointers = pointers_of(made, body)

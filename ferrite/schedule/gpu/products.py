@@ -33,7 +33,7 @@ from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member
 from ferrite.schedule.gpu.blocks import power_above
 from ferrite.schedule.loops.axes import Body, nested
-from ferrite.schedule.loops.products import Product, axes_under, factors_in, product_in
+from ferrite.schedule.loops.products import ProductAxes, axes_under, factors_in, product_in
 from ferrite.schedule.loops.statements import Parts
 from ferrite.tune import CANDIDATES, WIDE_CANDIDATES, Along, ProductConfig, ProductProblem
 
@@ -45,7 +45,7 @@ MIN_ELEMENTS = MIN_BLOCK_SIDE * MIN_BLOCK_SIDE
 MIN_STAGES = 2  # with fewer nothing is loaded while something is multiplied
 
 
-def product_of(operation: Operation) -> Product | None:
+def product_of(operation: Operation) -> ProductAxes | None:
     """The axes of an operation that is a matrix product, of sizes that are known, in a type that is multiplied as
     exactly in blocks: 16 bits, or 32 with all their digits."""
     product = product_in(operation)
@@ -192,7 +192,7 @@ def with_pieces(config: ProductConfig, problem: ProductProblem, machine: GpuMach
 # --- loops ------------------------------------------------------------------------------------------------------------
 
 
-def product_loops(product: Product, parts: Sequence[Parts], config: ProductConfig) -> Body:
+def product_loops(product: ProductAxes, parts: Sequence[Parts], config: ProductConfig) -> Body:
     """The whole body of the kernel; `parts`: the sum, and what follows it at every point of the result."""
     first, *others = parts
     summed = Loop(product.summed, "reduction", tuple(first.point), config.summed, config.stages)

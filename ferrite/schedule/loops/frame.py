@@ -5,10 +5,10 @@ from __future__ import annotations
 from ferrite.ir import Load, Symbol, indices_of, symbols_in
 from ferrite.ir.kernel import Attend, Pointer, Store, indices_in, nodes_in, walk
 from ferrite.schedule.loops.axes import Body
-from ferrite.schedule.loops.statements import Statements
+from ferrite.schedule.loops.statements import LoopStatements
 
 
-def pointers_of(made: Statements, body: Body) -> tuple[Pointer, ...]:
+def pointers_of(made: LoopStatements, body: Body) -> tuple[Pointer, ...]:
     """The memory that a body still accesses. What is written first; then in the order of first use, not of names: equal
     kernels want equal orders."""
     needed = memory_of(body)

@@ -15,7 +15,7 @@ from ferrite.schedule.fusion.nests import Nest
 
 
 @dataclass(frozen=True)
-class Tile:
+class RowTile:
     """The part of a buffer that one row has: some of its dimensions."""
 
     name: str
@@ -64,7 +64,7 @@ class Placement:
                 for access in member.accesses:
                     self.uses.setdefault(access.storage, []).append(_Use(place, member, access))
         self.values: set[str] = set()
-        self.tiles: dict[str, Tile] = {}
+        self.tiles: dict[str, RowTile] = {}
         self.room = room  # bytes that tiles may take together
         for storage in inside:
             if self.is_value(storage):
@@ -96,7 +96,7 @@ class Placement:
             return False
         return nest.once_a_row or (isinstance(write.member.operation, Reduce) and not nest.outer)
 
-    def tile(self, storage: str) -> Tile | None:
+    def tile(self, storage: str) -> RowTile | None:
         buffer = self.buffer_table.buffers[storage]
         accesses = [use.access for use in self.uses[storage]]
         if any(access.buffer != storage for access in accesses):
@@ -115,18 +115,18 @@ class Placement:
         if any(size.high is None for size in sizes):
             return None
         name = f"{storage}_row"
-        tile = Tile(name, rest, sizes, Scratch(name, buffer.dtype, (flat_extent(sizes),)))
+        tile = RowTile(name, rest, sizes, Scratch(name, buffer.dtype, (flat_extent(sizes),)))
         return tile if all(is_inside(tile, use) for use in self.uses[storage]) else None
 
 
-def is_inside(tile: Tile, use: _Use) -> bool:
+def is_inside(tile: RowTile, use: _Use) -> bool:
     """Whether an access can be shown to be inside of a tile, as a law of kernels wants it: `x[:, ::step]` reads places
     of a row that sizes alone tell nothing of where the step is any number. Memory has room for whatever is there."""
     (index,), (size,) = tile.coordinates(use.access.coordinates), tile.scratch.sizes
     return (index.fixed and size.fixed) or inside_in_loops(index, size) or use.is_guarded
 
 
-def tile_bytes(tile: Tile) -> int | None:
+def tile_bytes(tile: RowTile) -> int | None:
     highs = [size.high for size in tile.scratch.sizes]
     if any(high is None for high in highs):
         return None

@@ -10,7 +10,7 @@ from ferrite.ir.program import Operation, Reduce
 
 
 @dataclass(frozen=True)
-class Product:
+class ProductAxes:
     """`rows`: the axis that only the left factor has; `columns`: the one that only the right factor has, which comes
     after it in the result; `batch`: all others; `summed`: the one that is no axis of the result."""
 
@@ -31,7 +31,7 @@ def factors_in(operation: Operation) -> tuple[Expr, Expr] | None:
     return left, right
 
 
-def product_in(operation: Operation) -> Product | None:
+def product_in(operation: Operation) -> ProductAxes | None:
     """The axes of an operation that is a matrix product."""
     factors = factors_in(operation)
     if factors is None or not isinstance(operation, Reduce):
@@ -42,7 +42,7 @@ def product_in(operation: Operation) -> Product | None:
     if len(only) != 2 or (only[0] in one) == (only[1] in one) or summed not in one & other:
         return None
     rows, columns = only
-    return Product(tuple(item for item in operation.axes if item not in only), rows, columns, summed)
+    return ProductAxes(tuple(item for item in operation.axes if item not in only), rows, columns, summed)
 
 
 def axes_under(value: Expr) -> frozenset[Axis]:

@@ -28,7 +28,7 @@ class Parts:
     after: list[Statement] = field(default_factory=list)
 
 
-class Statements:
+class LoopStatements:
     """Makes the statements of all nests of a group, in order: later nests use values of earlier ones."""
 
     def __init__(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from ferrite.codegen.llvm.math.text import FLOATS, Value, Written, narrow, widen
+from ferrite.codegen.llvm.math.text import FLOATS, FunctionLines, Value, narrow, widen
 
 Body = Callable[..., Value]
 ELEMENTS = {short: element for element, short in FLOATS.items()}
@@ -46,7 +46,7 @@ def symbol(name: str, short: str, lanes: int) -> str:
 
 @cache
 def write(function: MathFunction, short: str, lanes: int) -> FunctionText:
-    written = Written(symbol(function.name, short, lanes), lanes)
+    written = FunctionLines(symbol(function.name, short, lanes), lanes)
     element = ELEMENTS[short]
     parameters = [written.parameter(name, element) for name in "xyz"[: function.arity]]
     if function.wide and short == "f32":

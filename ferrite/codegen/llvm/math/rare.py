@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferrite.codegen.llvm.math.text import Value, Written
+from ferrite.codegen.llvm.math.text import FunctionLines, Value
 
 
 def rare_by_libm(rare: Value, usual: Value, called: str, *arguments: Value) -> Value:
@@ -27,7 +27,7 @@ def rare_by_libm(rare: Value, usual: Value, called: str, *arguments: Value) -> V
     return written.instruction(f"phi {full} [ {usual.name}, %{before} ], [ {replaced.name}, %{slow} ]", element)
 
 
-def _lane_by_lane(written: Written, helper: str, called: str, element: str, arity: int) -> list[str]:
+def _lane_by_lane(written: FunctionLines, helper: str, called: str, element: str, arity: int) -> list[str]:
     full, mask, lanes = written.type(element), written.type("i1"), written.lanes
     names = [f"%x{i}" for i in range(arity)]
     parameters = ", ".join([*(f"{full} {name}" for name in names), f"{full} %usual", f"{mask} %rare"])

@@ -33,7 +33,7 @@ Number = int | float
 
 
 @dataclass
-class Written:
+class FunctionLines:
     """The lines of one function so far, and what they call: intrinsics, and helpers defined beside it."""
 
     symbol: str
@@ -79,7 +79,7 @@ class Written:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    written: Written
+    written: FunctionLines
     name: str
     element: str  # "float", "double", "i32", "i64" or "i1"
 

@@ -20,7 +20,7 @@ from ferrite.capture import torch_api
 from ferrite.errors import NotApplied
 from ferrite.graph import fake_value, same_sizes
 from ferrite.passes.shared.attention.constants import ConstantValues
-from ferrite.passes.shared.attention.found import Add, Attention, Change, Fill, Node, Scale, is_tensor
+from ferrite.passes.shared.attention.found import Add, Change, Fill, FoundAttention, Node, Scale, is_tensor
 from ferrite.passes.shared.attention.operands import Operands
 from ferrite.passes.shared.attention.operators import LOW_BIAS, MASKED_BIAS
 
@@ -33,7 +33,7 @@ class Bias:
     """`batch` is that of the attention to come, `dtype` its type; `mend`: rows of minus infinity become nan."""
 
     def __init__(
-        self, found: Attention, operands: Operands, batch: Sequence[Any], dtype: torch.dtype, mend: bool
+        self, found: FoundAttention, operands: Operands, batch: Sequence[Any], dtype: torch.dtype, mend: bool
     ) -> None:
         self.operands, self.call = operands, operands.call
         self.constants = ConstantValues(operands.site.written)

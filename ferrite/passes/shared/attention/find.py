@@ -8,22 +8,22 @@ from typing import TypeVar
 from ferrite.errors import NotApplied
 from ferrite.graph import has_effect
 from ferrite.passes.shared.attention.found import (
-    Attention,
     Change,
     Dropout,
+    FoundAttention,
     FoundStep,
     Node,
-    Product,
+    ScoreProduct,
     same_count,
     source_of,
 )
-from ferrite.passes.shared.attention.spellings import SCORES, SHAPES, WEIGHTS, Table, product_at, softmax_at
+from ferrite.passes.shared.attention.spellings import SCORES, SHAPES, WEIGHTS, SpellingTable, product_at, softmax_at
 
 MAX_SPELLINGS_BETWEEN = 24  # spellings between a product and the softmax; no real model comes near
 End = TypeVar("End")
 
 
-def find_attention(root: Node) -> Attention:
+def find_attention(root: Node) -> FoundAttention:
     """The attention whose result a node is; raises NotApplied with the reason why it is none."""
     last = last_product(root)
     weights, softmax = walk(last.left, WEIGHTS, softmax_at, "softmax")
@@ -34,7 +34,7 @@ def find_attention(root: Node) -> Attention:
         raise NotApplied("the scores are transposed")
     changes: list[tuple[Node, Change]] = [(first.node, change) for change in first.then]
     changes += [(step.node, step.meaning) for step in reversed(scores)]
-    found = Attention(root, first, changes, softmax, last, dropout=dropout_of(weights))
+    found = FoundAttention(root, first, changes, softmax, last, dropout=dropout_of(weights))
     found.inside = [node for step in (*scores, softmax, *weights) for node in step.nodes]
     found.inside += [first.node, *([last.node] if last.node is not root else [])]
     check_closed(found)
@@ -45,7 +45,7 @@ def in_order(dims: tuple[int, ...]) -> bool:
     return dims == tuple(range(len(dims)))
 
 
-def last_product(root: Node) -> Product:
+def last_product(root: Node) -> ScoreProduct:
     """The node itself, or the product of which it is another shape."""
     source = source_of(root) if root.target in SHAPES else root
     found = product_at(source) if source is not None else None
@@ -66,7 +66,9 @@ def dropout_of(weights: list[FoundStep]) -> float:
     return float(sum(chances))
 
 
-def walk(start: Node, table: Table, end_at: Callable[[Node], End | None], goal: str) -> tuple[list[FoundStep], End]:
+def walk(
+    start: Node, table: SpellingTable, end_at: Callable[[Node], End | None], goal: str
+) -> tuple[list[FoundStep], End]:
     """The first way back from a node to an end, from the outside in. No step may make more of the numbers."""
     hopeless: set[Node] = set()
     stuck = start
@@ -91,7 +93,7 @@ def walk(start: Node, table: Table, end_at: Callable[[Node], End | None], goal: 
     return found
 
 
-def check_closed(found: Attention) -> None:
+def check_closed(found: FoundAttention) -> None:
     """Nobody else may read what is no longer computed. What only such calls read, or nobody, goes with it."""
     inside = {*found.inside, found.root}
     waiting = list(found.inside)

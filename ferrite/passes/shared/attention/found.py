@@ -68,7 +68,7 @@ class Softmax:
 
 
 @dataclass(frozen=True)
-class Times:
+class TensorFactor:
     """A product with a tensor on the right. `equation`: of einsum; `then`: what the same call does to the product."""
 
     right: Any
@@ -77,7 +77,7 @@ class Times:
 
 
 Change = Scale | Add | Fill | Dropout | Nothing
-Meaning = Change | Softmax | Times
+Meaning = Change | Softmax | TensorFactor
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class FoundStep:
 
 
 @dataclass(frozen=True)
-class Product:
+class ScoreProduct:
     """result[..., i, j] = sum over d of left[..., i, d] * right[..., d, j], with each operand's dimensions reordered
     first and the result's afterwards."""
 
@@ -111,14 +111,14 @@ class Product:
 
 
 @dataclass
-class Attention:
+class FoundAttention:
     """All that was found. `scores` has the changes from the inside out, each with the node that made it."""
 
     root: Node
-    scores_product: Product
+    scores_product: ScoreProduct
     scores: list[tuple[Node, Change]]
     softmax: FoundStep
-    weights_product: Product
+    weights_product: ScoreProduct
     dropout: float = 0.0
     inside: list[Node] = field(default_factory=list)  # nodes that the rewrite makes unnecessary
 

@@ -1,6 +1,6 @@
 """What may stand between the two products, in the words of programs. A new spelling is one more pair:
 
-    Spelling(lambda x, m, c: aten.masked_fill.Scalar(x, m, c), lambda m, c: Fill(m, c, when=True))
+    AttentionSpelling(lambda x, m, c: aten.masked_fill.Scalar(x, m, c), lambda m, c: Fill(m, c, when=True))
 
 what is called, and what it does to `x`, where the way back goes on. Arguments that a spelling does not mention must
 hold their defaults; sums and products are read both ways.
@@ -33,10 +33,10 @@ from ferrite.passes.shared.attention.found import (
     Meaning,
     Node,
     Nothing,
-    Product,
     Scale,
+    ScoreProduct,
     Softmax,
-    Times,
+    TensorFactor,
     is_tensor,
     source_of,
 )
@@ -46,7 +46,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 @dataclass(frozen=True)
-class Spelling:
+class AttentionSpelling:
     before: Callable[..., Any]
     after: Callable[..., Meaning]
 
@@ -62,15 +62,17 @@ class Spelling:
                 yield FoundStep(match["x"], self.after(*others), tuple(sorted(match.nodes.values(), reverse=True)))
 
 
-class Table:
+class SpellingTable:
     """Spellings by the operator they end with. Where there are `casts`, those may stand in between."""
 
-    def __init__(self, *spellings: Spelling, casts: Callable[[torch.Tensor, torch.Tensor], bool] | None = None) -> None:
+    def __init__(
+        self, *spellings: AttentionSpelling, casts: Callable[[torch.Tensor, torch.Tensor], bool] | None = None
+    ) -> None:
         self.spellings, self.casts = spellings, casts
 
     @functools.cached_property
-    def by_target(self) -> Mapping[Any, list[Spelling]]:
-        found: dict[Any, list[Spelling]] = {}
+    def by_target(self) -> Mapping[Any, list[AttentionSpelling]]:
+        found: dict[Any, list[AttentionSpelling]] = {}
         for spelling in self.spellings:
             found.setdefault(spelling.pattern.anchor.target, []).append(spelling)
         return found
@@ -121,24 +123,24 @@ CASTS = frozenset(
 
 KEPT = SHAPES | CASTS
 
-SCORES = Table(
-    Spelling(lambda x, c: aten.mul.Tensor(x, c), Scale),
-    Spelling(lambda x, c: aten.mul.Scalar(x, c), Scale),
-    Spelling(lambda x, c: aten.div.Tensor(x, c), lambda c: Scale(c, divides=True)),
-    Spelling(lambda x, c: aten.div.Scalar(x, c), lambda c: Scale(c, divides=True)),
-    Spelling(lambda x, m: aten.add.Tensor(x, m), Add),
-    Spelling(lambda x, m: aten.sub.Tensor(x, m), lambda m: Add(m, times=-1)),
-    Spelling(lambda x, m, c: aten.masked_fill.Scalar(x, m, c), lambda m, c: Fill(m, c, when=True)),
-    Spelling(lambda x, m, c: aten.masked_fill.Tensor(x, m, c), lambda m, c: Fill(m, c, when=True)),
-    Spelling(lambda x, m, c: aten.where.self(m, x, c), lambda m, c: Fill(m, c, when=False)),
-    Spelling(lambda x, m, c: aten.where.self(m, c, x), lambda m, c: Fill(m, c, when=True)),
-    Spelling(lambda x, m, c: aten.where.ScalarOther(m, x, c), lambda m, c: Fill(m, c, when=False)),
-    Spelling(lambda x, m, c: aten.where.ScalarSelf(m, c, x), lambda m, c: Fill(m, c, when=True)),
+SCORES = SpellingTable(
+    AttentionSpelling(lambda x, c: aten.mul.Tensor(x, c), Scale),
+    AttentionSpelling(lambda x, c: aten.mul.Scalar(x, c), Scale),
+    AttentionSpelling(lambda x, c: aten.div.Tensor(x, c), lambda c: Scale(c, divides=True)),
+    AttentionSpelling(lambda x, c: aten.div.Scalar(x, c), lambda c: Scale(c, divides=True)),
+    AttentionSpelling(lambda x, m: aten.add.Tensor(x, m), Add),
+    AttentionSpelling(lambda x, m: aten.sub.Tensor(x, m), lambda m: Add(m, times=-1)),
+    AttentionSpelling(lambda x, m, c: aten.masked_fill.Scalar(x, m, c), lambda m, c: Fill(m, c, when=True)),
+    AttentionSpelling(lambda x, m, c: aten.masked_fill.Tensor(x, m, c), lambda m, c: Fill(m, c, when=True)),
+    AttentionSpelling(lambda x, m, c: aten.where.self(m, x, c), lambda m, c: Fill(m, c, when=False)),
+    AttentionSpelling(lambda x, m, c: aten.where.self(m, c, x), lambda m, c: Fill(m, c, when=True)),
+    AttentionSpelling(lambda x, m, c: aten.where.ScalarOther(m, x, c), lambda m, c: Fill(m, c, when=False)),
+    AttentionSpelling(lambda x, m, c: aten.where.ScalarSelf(m, c, x), lambda m, c: Fill(m, c, when=True)),
     casts=wider_type,
 )
-WEIGHTS = Table(
-    Spelling(lambda x, p, train: aten.dropout.default(x, p, train), Dropout),
-    Spelling(lambda x, p, train: aten.native_dropout.default(x, p, train)[0], Dropout),
+WEIGHTS = SpellingTable(
+    AttentionSpelling(lambda x, p, train: aten.dropout.default(x, p, train), Dropout),
+    AttentionSpelling(lambda x, p, train: aten.native_dropout.default(x, p, train)[0], Dropout),
     casts=any_type,
 )
 
@@ -152,21 +154,23 @@ def only(dims: Any) -> Any:
     return dims[0] if isinstance(dims, (list, tuple)) and len(dims) == 1 else None
 
 
-SOFTMAXES = Table(
-    Spelling(lambda x, dim, dtype: aten.softmax.int(x, dim, dtype), lambda dim, dtype: Softmax((dim,))),
-    Spelling(lambda x, dim, wide: aten._softmax.default(x, dim, wide), lambda dim, wide: Softmax((dim,))),
-    Spelling(lambda x, d, dtype: aten._safe_softmax.default(x, d, dtype), lambda d, dtype: Softmax((d,), safe=True)),
-    Spelling(softmax_in_parts, lambda dims, same: Softmax((only(dims), only(same)))),
-)
-PRODUCTS = Table(
-    Spelling(lambda x, y: aten.matmul.default(x, y), Times),
-    Spelling(lambda x, y: aten.bmm.default(x, y), Times),
-    Spelling(lambda x, y: aten.mm.default(x, y), Times),
-    Spelling(
-        lambda x, y, m, a, b: aten.baddbmm.default(m, x, y, beta=b, alpha=a),
-        lambda y, m, a, b: Times(y, then=(Scale(a), Add(m, times=b))),
+SOFTMAXES = SpellingTable(
+    AttentionSpelling(lambda x, dim, dtype: aten.softmax.int(x, dim, dtype), lambda dim, dtype: Softmax((dim,))),
+    AttentionSpelling(lambda x, dim, wide: aten._softmax.default(x, dim, wide), lambda dim, wide: Softmax((dim,))),
+    AttentionSpelling(
+        lambda x, d, dtype: aten._safe_softmax.default(x, d, dtype), lambda d, dtype: Softmax((d,), safe=True)
     ),
-    Spelling(lambda x, y, e: aten.einsum.default(e, [x, y]), lambda y, e: Times(y, equation=e)),
+    AttentionSpelling(softmax_in_parts, lambda dims, same: Softmax((only(dims), only(same)))),
+)
+PRODUCTS = SpellingTable(
+    AttentionSpelling(lambda x, y: aten.matmul.default(x, y), TensorFactor),
+    AttentionSpelling(lambda x, y: aten.bmm.default(x, y), TensorFactor),
+    AttentionSpelling(lambda x, y: aten.mm.default(x, y), TensorFactor),
+    AttentionSpelling(
+        lambda x, y, m, a, b: aten.baddbmm.default(m, x, y, beta=b, alpha=a),
+        lambda y, m, a, b: TensorFactor(y, then=(Scale(a), Add(m, times=b))),
+    ),
+    AttentionSpelling(lambda x, y, e: aten.einsum.default(e, [x, y]), lambda y, e: TensorFactor(y, equation=e)),
 )
 
 
@@ -180,7 +184,7 @@ def softmax_at(node: Node) -> FoundStep | None:
     return None
 
 
-def product_at(node: Node) -> Product | None:
+def product_at(node: Node) -> ScoreProduct | None:
     for step in PRODUCTS.steps(node):
         times, left = step.meaning, step.inner
         if not is_tensor(times.right):
@@ -192,11 +196,11 @@ def product_at(node: Node) -> Product | None:
         ranks = [fake_value(item).dim() for item in (left, times.right, node)]
         if min(ranks) >= 2:
             orders = [tuple(range(rank)) for rank in ranks]
-            return Product(node, left, times.right, orders[0], orders[1], orders[2], times.then)
+            return ScoreProduct(node, left, times.right, orders[0], orders[1], orders[2], times.then)
     return None
 
 
-def by_labels(node: Node, left: Node, right: Node, equation: str) -> Product | None:
+def by_labels(node: Node, left: Node, right: Node, equation: str) -> ScoreProduct | None:
     """einsum("b i h d, b j h d -> b h i j", q, k): labels say which dimension goes where."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     ours, comma, theirs = inputs.partition(",")
@@ -210,7 +214,7 @@ def by_labels(node: Node, left: Node, right: Node, equation: str) -> Product | N
     if (len(rows), len(columns), len(summed)) != (1, 1, 1) or set(ours + theirs) != {*result, *summed}:
         return None
     (i,), (j,), (d,) = rows, columns, summed
-    return Product(
+    return ScoreProduct(
         node,
         left,
         right,

@@ -13,7 +13,7 @@ from ferrite.capture import torch_api
 from ferrite.errors import NotApplied
 from ferrite.graph import attribute_of, fake_value, same_sizes
 from ferrite.passes.shared.attention.bias import Bias
-from ferrite.passes.shared.attention.found import Attention, Node
+from ferrite.passes.shared.attention.found import FoundAttention, Node
 from ferrite.passes.shared.attention.operands import Operands
 from ferrite.passes.shared.attention.operators import MASKED_ATTENTION
 from ferrite.passes.shared.attention.worth import AttentionCall
@@ -24,7 +24,7 @@ SDPA = aten.scaled_dot_product_attention.default
 
 
 class AttentionWriter:
-    def __init__(self, site: Site, found: Attention) -> None:
+    def __init__(self, site: Site, found: FoundAttention) -> None:
         self.site, self.found = site, found
         self.operands = Operands(site)
         self.call = self.operands.call
@@ -104,7 +104,7 @@ class AttentionWriter:
         return self.operands.in_shape(node, root.shape)
 
 
-def batch_of(found: Attention) -> Sequence[Any]:
+def batch_of(found: FoundAttention) -> Sequence[Any]:
     """Batch and heads, as the scores have them at some place; one of them is 1 where they have less."""
     nodes = (found.softmax.node, *(node for node, _ in found.scores), found.scores_product.node)
     shapes = [tuple(fake_value(node).shape[:-2]) for node in nodes]

@@ -12,7 +12,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import Aliases, Gradients, Regions, fake_value, mutates, stream_of
+from ferrite.graph import Aliases, GradientFlow, Regions, fake_value, mutates, stream_of
 from ferrite.rewrite import arguments_of, reads_memory
 
 # Why a call with these arguments, and these values of its operands, is no member.
@@ -89,7 +89,7 @@ class Members:
     def __init__(self, graph: torch.fx.Graph, settings: Settings, fusion: Membership, *, is_inference: bool) -> None:
         self.settings, self.fusion = settings, fusion
         self.aliases, self.regions = Aliases(graph), Regions(graph)
-        self.gradients = Gradients(graph, not is_inference) if fusion.before_autograd else None
+        self.gradients = GradientFlow(graph, not is_inference) if fusion.before_autograd else None
         writers = (node for node in graph.nodes if mutates(node)) if fusion.before_autograd else ()
         operands = (self.aliases.of(operand) for node in writers for operand in node.all_input_nodes)
         self.written = frozenset().union(*operands)

@@ -111,19 +111,19 @@ class Fusion(GraphRule):
     def apply(self, gm: torch.fx.GraphModule, context: PassContext) -> int:
         settings = self.settings(context)
         candidates = sum(node.target in self.operands for node in gm.graph.nodes)
-        return Search(gm, self, settings, context).run() if candidates >= settings.min_members else 0
+        return FusionSearch(gm, self, settings, context).run() if candidates >= settings.min_members else 0
 
     def explain(self, gm: torch.fx.GraphModule, context: PassContext) -> Mapping[torch.fx.Node, Refusal | None]:
         """Fuse on a copy of the graph, and tell why what is left of the candidates is left."""
         copied = torch.fx.GraphModule(gm, copy_graph(gm.graph))
         own = PassContext(context.options, context.is_inference)
-        while (search := Search(copied, self, self.settings(own), own)).run():
+        while (search := FusionSearch(copied, self, self.settings(own), own)).run():
             continue
         left = {node.name: refusal for node, refusal in search.refusals()}
         return {node: left.get(node.name) for node in gm.graph.nodes if node.target in self.operands}
 
 
-class Search:
+class FusionSearch:
     """One fusion on one graph; `left` has why a member stayed out."""
 
     def __init__(self, gm: torch.fx.GraphModule, fusion: Fusion, settings: Settings, context: PassContext) -> None:
