@@ -29,10 +29,9 @@ from ferrite.capture import (
     CapturedGraph,
     GraphKind,
     has_arm_compute_library,
-    has_few_threads,
-    works_with_all_of_few_cores,
 )
 from ferrite.errors import NotCached
+from ferrite.machines import thread_counts
 from ferrite.options import FIELDS, TYPES, Options, plain
 
 # Settings that ask for the stages themselves to run, and why.
@@ -180,8 +179,8 @@ def ambient() -> dict[str, str]:
         "deterministic": " ".join(map(str, deterministic)),
         "precision": ", ".join(f"{name} {answered(ask)}" for name, ask in precision.items()),
         "libraries": f"cudnn {cudnn.enabled}, mkldnn {mkldnn.enabled}",
-        "cores": str(has_arm_compute_library() and works_with_all_of_few_cores()),
-        "few threads": str(has_few_threads()),
+        "cores": str(has_arm_compute_library() and thread_counts.works_with_all_of_few_cores()),
+        "few threads": str(thread_counts.has_few_threads()),
         "inference mode": str(torch.is_inference_mode_enabled()),
     }
 

@@ -11,9 +11,7 @@ from ferrite.capture.edits import Before, make
 from ferrite.capture.parameters import Parameter
 from ferrite.capture.product_libraries import (
     has_arm_compute_library,
-    has_few_threads,
     uses_mkl_with_wide_vectors,
-    works_with_all_of_few_cores,
 )
 from ferrite.capture.python_numbers import as_python_hands_them_over
 from ferrite.capture.shared_inputs import where_inputs_lay
@@ -54,7 +52,6 @@ __all__ = [
     "functional_twin",
     "gradients_of_pointwise_weights_lie_as_images",
     "has_arm_compute_library",
-    "has_few_threads",
     "is_operator",
     "is_random",
     "is_view",
@@ -69,6 +66,5 @@ __all__ = [
     "span",
     "uses_mkl_with_wide_vectors",
     "where_inputs_lay",
-    "works_with_all_of_few_cores",
     "written_arguments",
 ]

@@ -5,13 +5,9 @@ Builds of torch for Arm have two: OpenBLAS, and oneDNN on top of the Arm Compute
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
-
-FEW_THREADS = 2
-MAX_CORES = 4  # with all of which OpenBLAS is level or ahead: measured with two; with many it was not measured
 
 
 def has_arm_compute_library() -> bool:
@@ -51,14 +47,3 @@ def may_round_operands(device_type: str) -> bool:
     backends: Any = torch.backends
     backend = backends.cuda if device_type == "cuda" else backends.mkldnn
     return backend.matmul.fp32_precision in ("tf32", "bf16")
-
-
-def works_with_all_of_few_cores() -> bool:
-    """Whether OpenBLAS, which obeys `torch.set_num_threads`, has the threads that the other library takes anyway."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 1 < cores <= MAX_CORES and torch.get_num_threads() >= cores
-
-
-def has_few_threads() -> bool:
-    """Whether torch has so few that kernels of our own, measured with no more, were measured as they run now."""
-    return torch.get_num_threads() <= FEW_THREADS

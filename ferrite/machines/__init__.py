@@ -21,7 +21,7 @@ from ferrite.machines.beside_torch import (
     beside_cublas,
 )
 from ferrite.machines.cpu import NEOVERSE_N1, XEON, Machine
-from ferrite.machines.gpu import H200, MATRIX_UNIT_SIDE, GpuMachine, MatrixSpeeds
+from ferrite.machines.gpu import H200, MATRIX_UNIT_BYTES, MATRIX_UNIT_SIDE, GpuMachine, MatrixSpeeds
 from ferrite.machines.gpu_attention import AttentionBlocks, AttentionMachine
 from ferrite.machines.known import MACHINES, AnyMachine, gpu_machine, host_machine, machine_of
 from ferrite.machines.network import GroupShape, InvalidNetwork, Link, Network, fitted, network_of, parse_network
@@ -29,6 +29,7 @@ from ferrite.machines.network import GroupShape, InvalidNetwork, Link, Network, 
 __all__ = [
     "H200",
     "MACHINES",
+    "MATRIX_UNIT_BYTES",
     "MATRIX_UNIT_SIDE",
     "NEOVERSE_N1",
     "UNMEASURED",

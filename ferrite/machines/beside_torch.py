@@ -244,6 +244,28 @@ class DepthwiseOnX86(DepthwiseBesideTorch):
 ON_ARM, ON_X86 = DepthwiseOnArm(), DepthwiseOnX86()
 
 
+# --- compressions of embeddings, as calls of torch in another order ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EmbeddingCompression:
+    """From which sizes on the other order was measured to be faster on a CPU: the table in
+    `passes/pre_grad/compress_worth.py`. `least_times_fewer`: operations, for a product of pairs."""
+
+    max_weight_rows: int = 4
+    min_concat_bytes: int = 1 << 23
+    min_part_bytes: int = 1 << 16  # of a part in each sample
+    min_sample_columns: int = 512
+    min_dot_multiplications: int = 1 << 22
+    least_times_fewer: int = 2
+
+
+EMBEDDING_COMPRESSION = EmbeddingCompression()
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class BesideCuBlas:
     """The library on a GPU that nothing was measured on: everything is left to torch."""

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ferrite.machines.beside_torch import BESIDE_TORCH, ON_ARM, ON_X86, BesideTorch, DepthwiseBesideTorch
+from ferrite.machines.beside_torch import (
+    BESIDE_TORCH,
+    EMBEDDING_COMPRESSION,
+    ON_ARM,
+    ON_X86,
+    BesideTorch,
+    DepthwiseBesideTorch,
+    EmbeddingCompression,
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,12 @@ class Machine:
     min_argmax_blocks: int = 8  # one of which is read again
 
     # --- matrix products
+    # Rows, or columns, up to which packing does not pay where vectors lie along the other side: of each packed element
+    # as many sums are made.
+    max_direct_side: int = 8
+    # Columns for which a left factor that lies along the sums is read as it is: packed it takes 1.03 of the time with
+    # 64 columns, 0.97 with 768, and 0.88 where sums are as long as 3072.
+    max_unpacked_columns: int = 128
     block_rows: int = 128  # of a result that are summed up together: what they need of a factor stays in the L2 cache
     block_columns: int = 96  # beside them
     block_places: int = 1024  # of the result of a convolution: weights are packed once for so many
@@ -83,6 +97,7 @@ class Machine:
     # Queries, scores and results of a block are three tiles of 16 KiB, for rows of 64 elements. Not tried.
     attention_rows: int = 64
     attention_keys: int = 64
+    narrow_rows_cost: float = 1.05  # times as long take rows in narrower blocks, which share less; not tried
 
     # --- additions to tables, row by row
     min_sorted_row_elements: int = 64  # sorting must be little beside adding a row; tried: 128 without 1.7, 64 1.1
@@ -113,6 +128,8 @@ class Machine:
     # the time (`bench/results/horizontal-aarch64.md`).
     quick_product_multiplications: int = 8192
     max_quick_rows: int = 8
+    # Of the memory that a product moves: where weights are so little, they may be joined in each call.
+    small_concat_share: float = 0.05
     # Multiplications from which a convolution of torch's is worth several calls, or images that are turned for it:
     # smaller ones are no faster (the tables in `passes/post_grad/convolutions.py` and `channels_last.py`).
     min_split_convolution: int = 1 << 21
@@ -124,8 +141,13 @@ class Machine:
     max_training_attention_keys: int = 128
 
     # --- beside torch's own kernels
+    # With all of so many cores OpenBLAS is level with the Arm Compute Library, or ahead: measured with two.
+    max_openblas_cores: int = 4
+    few_threads: int = 2  # with which attention was measured beside MKL's
     beside_torch: Mapping[str, BesideTorch] = field(default_factory=lambda: BESIDE_TORCH, hash=False)  # by its library
     depthwise: DepthwiseBesideTorch = ON_ARM
+    compression: EmbeddingCompression = EMBEDDING_COMPRESSION
+    relu_keeps_negative_zero: bool = False  # in torch's vector code; its scalar code does, on any
 
     def lanes(self, *dtypes: torch.dtype) -> int:
         """How many elements one vector instruction handles where values of these types are computed."""
@@ -166,4 +188,4 @@ class Machine:
 
 
 NEOVERSE_N1 = Machine()
-XEON = Machine(vector_bytes=64, depthwise=ON_X86)  # with AVX-512
+XEON = Machine(vector_bytes=64, depthwise=ON_X86, relu_keeps_negative_zero=True)  # with AVX-512

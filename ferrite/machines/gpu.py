@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ferrite.machines.gpu_attention import ATTENTION_BLOCKS, AttentionMachine
 from ferrite.tune import ProductConfig
 
+MATRIX_UNIT_BYTES = 16  # that they are given at once: rows had better begin at a multiple of it
 MATRIX_UNIT_SIDE = 16  # of the smallest blocks that Triton has matrix units multiply, on any GPU
 
 

@@ -20,9 +20,8 @@ from ferrite.errors import Refusal, UserError
 from ferrite.graph import SHORT_NAMES, fake_value
 from ferrite.pipeline import GraphPass, PassContext
 from ferrite.rewrite import NodeRule, Site, apply_rules
-from ferrite.tune import CallProblem
+from ferrite.tune import MAX_RATIO, CallProblem
 
-MAX_RATIO = 0.97  # of the time of torch's operator: times vary by as much
 Taken = Literal["measured", "always"]
 
 

@@ -7,10 +7,21 @@ measures: see `ferrite.targets.tuning`.
 from ferrite.tune.calls import CallProblem, CallTimes
 from ferrite.tune.files import add_to, merged_files, read_record, write
 from ferrite.tune.products import CANDIDATES, WIDE_CANDIDATES, Along, ProductConfig, ProductProblem
-from ferrite.tune.record import Found, InvalidRecord, Measured, Problem, Record, Where, configurations, parsed
+from ferrite.tune.record import (
+    MAX_RATIO,
+    Found,
+    InvalidRecord,
+    Measured,
+    Problem,
+    Record,
+    Where,
+    configurations,
+    parsed,
+)
 
 __all__ = [
     "CANDIDATES",
+    "MAX_RATIO",
     "WIDE_CANDIDATES",
     "Along",
     "CallProblem",

@@ -28,6 +28,7 @@ from ferrite.tune.calls import CallProblem, CallTimes
 from ferrite.tune.products import ProductConfig, ProductProblem
 
 TITLE = "tuning record"
+MAX_RATIO = 0.97  # of the time of torch's call, for another to be taken: times vary by as much
 TORCH = re.compile(r"torch: (\d+\.\d+) us")
 OURS = re.compile(r"ours: (\d+\.\d+) us with (.+)")
 CANDIDATE = re.compile(r"candidate: (\d+\.\d+) us")

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import ferrite
 from ferrite.cache.keys import ambient
 from ferrite.capture import product_libraries
+from ferrite.machines import thread_counts
 from ferrite.options import Options
 from ferrite.passes.post_grad.product_layouts import PRODUCT_LAYOUT
 from ferrite.rewrite import why
@@ -119,7 +120,7 @@ def test_sparse_operands_have_no_layout_to_change(sparse: Callable[[torch.Tensor
 def on_arm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """As on a machine where it was measured to gain."""
     monkeypatch.setattr(product_libraries, "uses_arm_compute_library", lambda: True)
-    monkeypatch.setattr(product_libraries, "works_with_all_of_few_cores", lambda: True)
+    monkeypatch.setattr(thread_counts, "works_with_all_of_few_cores", lambda: True)
     return monkeypatch
 
 
@@ -153,7 +154,7 @@ def test_by_itself_where_it_was_measured_to_gain(
 
 
 def test_large_ones_only_if_torch_has_all_of_few_cores(on_arm: pytest.MonkeyPatch) -> None:
-    on_arm.setattr(product_libraries, "works_with_all_of_few_cores", lambda: False)
+    on_arm.setattr(thread_counts, "works_with_all_of_few_cores", lambda: False)
     assert reason(64, 256, 256) == "it is large, and the Arm Compute Library has more threads"
     assert reason(64, 64, 64) is None
 
@@ -231,7 +232,7 @@ def test_one_backend_s_precision_may_be_its_own(arm_build: pytest.MonkeyPatch, s
 def test_what_is_known_of_its_cores(monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, expected: bool) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(cores)), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert product_libraries.works_with_all_of_few_cores() is expected
+    assert thread_counts.works_with_all_of_few_cores() is expected
 
 
 def test_compiled_code_is_kept_apart(arm_build: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +27,7 @@ from ferrite.lower.formula import (
 from ferrite.lower.promotion import Operand
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value
+from ferrite.machines import host_machine
 
 aten = torch.ops.aten
 
@@ -169,12 +169,9 @@ def mvlgamma(ctx: Builder, x: Value, p: int) -> Value:
     return pointwise(ctx, logarithm, x, floating=True, takes="number")
 
 
-X86 = platform.machine().lower() in ("x86_64", "amd64")
-
-
 @lowers(aten.relu.default)
 def relu(ctx: Builder, x: Value) -> Value:
-    """Of a negative zero: x86 keeps it. Elsewhere eager's vector code does not, and its scalar code does."""
-    if X86 and x.device.type == "cpu":
+    """Of a negative zero: eager's scalar code keeps it, and its vector code on some processors."""
+    if x.device.type == "cpu" and host_machine().relu_keeps_negative_zero:
         return pointwise(ctx, lambda value: choose(value < 0, 0, value), x, takes="number")
     return pointwise(ctx, lambda value: larger(value, 0), x, takes="number")

@@ -21,17 +21,17 @@ import torch
 
 from ferrite.capture import product_libraries, torch_api
 from ferrite.errors import Refusal
-from ferrite.machines import MatrixSpeeds, gpu_machine
+from ferrite.machines import MATRIX_UNIT_BYTES, MatrixSpeeds, gpu_machine
 from ferrite.passes.joint.aligned_rows import AlignedRows, in_aligned_rows
 from ferrite.passes.shared.cases import normal, on_accelerator
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
-# Elements that matrix units load at once.
-ALIGNMENT: Mapping[torch.dtype, int] = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
-
-
+# In elements: rows that begin there are loaded as matrix units like it.
+ALIGNMENT: Mapping[torch.dtype, int] = {
+    dtype: MATRIX_UNIT_BYTES // dtype.itemsize for dtype in (torch.float16, torch.bfloat16, torch.float32)
+}
 MIN_BYTES_IN_ROWS = 32 << 20  # of a result, from which on it is not to be there twice
 # What a result may go through on its way out of the graph.
 VIEWS = (aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.alias.default, aten.detach.default)

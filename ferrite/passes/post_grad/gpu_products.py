@@ -16,16 +16,14 @@ import torch
 
 from ferrite.capture import product_libraries, torch_operators
 from ferrite.errors import Refusal
-from ferrite.graph import HALVES, fake_value, is_elementwise
+from ferrite.graph import HALVES, SHORT_NAMES, fake_value, is_elementwise
 from ferrite.machines import beside_cublas, gpu_machine
 from ferrite.passes.shared.cases import normal, on_accelerator
 from ferrite.passes.shared.own_products import OPERANDS
 from ferrite.rewrite import Case, NodeRule, Site
-from ferrite.tune import Along, ProductProblem
+from ferrite.tune import MAX_RATIO, Along, ProductProblem
 
 aten = torch.ops.aten
-SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
-MAX_RATIO = 0.97  # of the time of torch's call: times vary by as much
 ON_GPU = ("cuda", "meta")  # where there is none, rules look at tensors without memory
 
 

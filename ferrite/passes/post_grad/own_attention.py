@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import product_libraries
 from ferrite.errors import Refusal
 from ferrite.graph import HALVES, fake_value
-from ferrite.machines import AttentionSizes
+from ferrite.machines import AttentionSizes, thread_counts
 from ferrite.passes.shared.cases import normal
 from ferrite.passes.shared.facts import beside_torch
 from ferrite.passes.shared.library import define
@@ -58,7 +57,7 @@ def owned(site: Site) -> Any:
     if how == "auto":
         if site.options.executor != "native" or query.dtype is not torch.float32:
             return Refusal("attention of our own is measured for float32 only")
-        few_threads = product_libraries.has_few_threads()
+        few_threads = thread_counts.has_few_threads()
         sizes = AttentionSizes(query.shape[2], key.shape[2], query.shape[3], few_threads)
         if (refusal := beside_torch().attention(sizes)) is not None:
             return refusal

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import product_libraries, torch_api
+from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
-from ferrite.machines import MatrixProduct
+from ferrite.machines import MatrixProduct, thread_counts
 from ferrite.passes.shared.cases import normal
 from ferrite.passes.shared.equal_calls import one_of_equal_calls
 from ferrite.passes.shared.facts import beside_torch
@@ -60,7 +60,7 @@ def reason_to_leave(site: Site, sizes: tuple[Any, ...], changed: torch.Tensor) -
     """Why it was not measured to gain, if it was not."""
     if site.options.executor != "native":
         return Refusal("it was measured among kernels of our own")
-    has_all_cores = product_libraries.works_with_all_of_few_cores()
+    has_all_cores = thread_counts.works_with_all_of_few_cores()
     rows, inner, columns = map(torch_api.size_hint, sizes)
     given = MatrixProduct(rows, inner, columns, has_all_cores=has_all_cores)
     return beside_torch().product_layout(given, elements(changed) // max(batch_of(changed), 1))

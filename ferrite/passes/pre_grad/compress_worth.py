@@ -28,17 +28,12 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value, storage_bytes
+from ferrite.machines import host_machine
 from ferrite.options import Options
 from ferrite.passes.pre_grad.compress_forms import ConcatParts, Dot, Lce
 from ferrite.passes.pre_grad.horizontal import hints
 from ferrite.rewrite import Site
 
-MAX_WEIGHT_ROWS = 4
-MIN_CONCAT_BYTES = 2**23
-MIN_PART_BYTES = 2**16  # of a part in each sample
-MIN_FEWER_TIMES = 2  # as few operations
-MIN_SAMPLE_COLUMNS = 512
-MIN_DOT_MULTIPLICATIONS = 2**22
 LITTLE = Refusal("it gains too little, by the model of the option compress")
 
 
@@ -58,7 +53,7 @@ def on_cpu(node: torch.fx.Node) -> bool:
 def simple_problem(site: Site, found: Lce) -> Refusal | None:
     if not left_to_the_model(site, "lce-simple"):
         return None
-    long = torch_api.size_hint(fake_value(found.x).shape[2]) >= MIN_SAMPLE_COLUMNS
+    long = torch_api.size_hint(fake_value(found.x).shape[2]) >= host_machine().compression.min_sample_columns
     pays = on_cpu(found.x) and found.form == "linear" and not found.swapped and site.is_inference and long
     return None if pays else LITTLE
 
@@ -73,11 +68,10 @@ def products_problem(site: Site, found: Lce, parts: ConcatParts) -> Refusal | No
     x, weight = fake_value(found.x), fake_value(found.weight)
     joined = torch_api.size_hint(storage_bytes(x))
     least = min(parts.widths) * torch_api.size_hint(x.shape[2]) * x.element_size()
-    few = weight.shape[0] <= MAX_WEIGHT_ROWS
-    dear = site.is_inference or site.options.executor != "native"
-    return (
-        None if on_cpu(found.x) and few and dear and joined >= MIN_CONCAT_BYTES and least >= MIN_PART_BYTES else LITTLE
-    )
+    sizes, dear = host_machine().compression, site.is_inference or site.options.executor != "native"
+    is_large = joined >= sizes.min_concat_bytes and least >= sizes.min_part_bytes
+    pays = on_cpu(found.x) and weight.shape[0] <= sizes.max_weight_rows and dear and is_large
+    return None if pays else LITTLE
 
 
 def dot_problem(site: Site, found: Dot) -> Refusal | None:
@@ -86,6 +80,6 @@ def dot_problem(site: Site, found: Dot) -> Refusal | None:
     batch, n, d = hints(fake_value(found.x).shape)
     m, k = hints(fake_value(found.weight).shape[-2:])
     before, after = math.prod((batch, n, m, d + k)), math.prod((batch, d, k, m + n))
-    return (
-        None if on_cpu(found.x) and before >= MIN_DOT_MULTIPLICATIONS and before >= MIN_FEWER_TIMES * after else LITTLE
-    )
+    sizes = host_machine().compression
+    is_large = before >= sizes.min_dot_multiplications
+    return None if on_cpu(found.x) and is_large and before >= sizes.least_times_fewer * after else LITTLE

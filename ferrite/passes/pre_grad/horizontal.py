@@ -44,8 +44,6 @@ from ferrite.options import Options, at_least, choice_of, way
 from ferrite.passes.shared.batching import UNLIMITED, Fusion, Settings
 from ferrite.pipeline import PassContext
 
-SMALL_SHARE = 0.05  # of the memory that a product reads and writes
-
 # Whether making these members one pays, so many of them being copied because the caller gets them.
 Pays = Callable[[Sequence[torch.fx.Node], int, PassContext], bool]
 
@@ -147,7 +145,7 @@ def concat_is_small(rows: int, features: int, widths: Sequence[int]) -> bool:
     """Whether joining weights moves little memory beside the product itself."""
     weights = features * sum(widths)
     product = rows * features + weights + rows * sum(widths)
-    return 2 * weights < SMALL_SHARE * product
+    return 2 * weights < host_machine().small_concat_share * product
 
 
 def rows_of(value: torch.Tensor) -> int:

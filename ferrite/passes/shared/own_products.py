@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import product_libraries, torch_api
+from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.ir import sum_pieces
-from ferrite.machines import MatrixProduct
+from ferrite.machines import MatrixProduct, thread_counts
 from ferrite.passes.shared.facts import beside_torch, only_cast, transposed
 from ferrite.passes.shared.library import define
 from ferrite.rewrite import Site
@@ -84,7 +84,7 @@ def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor, in_pane
     if all(user.target is aten.cat.default for user in site.node.users):
         return Refusal("torch writes it into its part of a concatenation")
     lie_along = all(torch_api.known_equal(step, 1) for step in (left.stride(-1), right.stride(-2)))
-    has_all_cores = product_libraries.works_with_all_of_few_cores()
+    has_all_cores = thread_counts.works_with_all_of_few_cores()
     rows, (inner, columns) = torch_api.size_hint(left.shape[-2]), right.shape[-2:]
     given = MatrixProduct(rows, inner, columns, lie_along, in_panels, has_all_cores)
     return beside_torch().product(given)

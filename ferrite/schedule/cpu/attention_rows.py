@@ -68,7 +68,6 @@ TileOf = Callable[[Index, Index], Body]  # of a row, and a key or column
 NOTHING, INFINITE, ZERO_F32, ONE_F32 = (const(value, F32) for value in (-math.inf, math.inf, 0.0, 1.0))
 LOG2_E = const(1.4426950408889634, F32)
 ALWAYS = const(True, torch.bool)
-SMALLER_BLOCKS = 1.05  # times as long take rows in blocks that share less
 # Tiles of scratch: the queries of a block, its scores and then weights, the sums of weighted values, and by row the
 # greatest score so far, the sum of weights, and by how much both sums become smaller with a block; keys and values that
 # are widened.
@@ -126,7 +125,7 @@ class RowBlocks:
         def cost(width: int) -> float:
             blocks = -(-rows // width)
             are_few = likely_points((*one.axes, one.group)) * blocks < self.machine.product_blocks
-            return blocks * width * (1.0 if width == most else SMALLER_BLOCKS) + (rows if are_few else 0)
+            return blocks * width * (1.0 if width == most else self.machine.narrow_rows_cost) + (rows if are_few else 0)
 
         widths = [most, most * 3 // 4, most // 2]
         return min((each for each in widths if each % lanes == 0), key=cost, default=most)

@@ -29,10 +29,6 @@ from ferrite.schedule.loops.products import ProductAxes, factors_in, product_in
 
 TYPES = (torch.float32, torch.float64)
 MIN_SIDE = 2  # rows, and columns: of one there is nothing to share
-MAX_DIRECT_SIDE = 8  # rows, or columns, up to which packing does not pay where vectors lie along the other side
-# Columns for which a left factor that lies along the sums is read as it is: packed it takes 1.03 of the time with 64
-# columns, 0.97 with 768, and 0.88 where sums are as long as 3072.
-MAX_UNPACKED_COLUMNS = 128
 
 
 def product_of(operation: Operation) -> ProductAxes | None:
@@ -107,18 +103,18 @@ def form_of(product: ProductAxes, update: Update, machine: Machine) -> ProductFo
     thin = min(rows, extent_of(product.columns))
     left, right = factors(product, update)
     if (panel := panel_columns(right, product.columns, machine)) is not None:
-        is_read_often = extent_of(product.columns) > MAX_UNPACKED_COLUMNS and thin > MAX_DIRECT_SIDE
+        is_read_often = extent_of(product.columns) > machine.max_unpacked_columns and thin > machine.max_direct_side
         return ProductForm(product.columns, is_read_often or step_along(left, product.summed) is not ONE, panel=panel)
     is_row_by_row, *also = (step_along(item, product.summed) is ONE for item in (left, right))
     apart = [not collide(*pair, machine) for pair in ((left, product.rows), (right, product.columns))]
-    has_few = rows <= machine.max_dot_rows or extent_of(product.columns) <= MAX_DIRECT_SIDE
+    has_few = rows <= machine.max_dot_rows or extent_of(product.columns) <= machine.max_direct_side
     if is_row_by_row and all((*also, *apart)) and has_few:
         return ProductForm(product.summed)
-    if thin <= MAX_DIRECT_SIDE:
+    if thin <= machine.max_direct_side:
         for factor, side in ((right, product.columns), (left, product.rows)):
             if step_along(factor, side) is ONE and isinstance(side.extent, Number) and thin < extent_of(side):
                 return ProductForm(side)
-    is_read_often = extent_of(product.columns) > MAX_UNPACKED_COLUMNS
+    is_read_often = extent_of(product.columns) > machine.max_unpacked_columns
     return ProductForm(product.columns, is_read_often or not (is_row_by_row and apart[0]), packs_right=True)
 
 
