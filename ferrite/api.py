@@ -19,8 +19,9 @@ def ferrite(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **settings:
     """The backend that torch finds by its name; the collector is off from the import of the compiler on."""
     with garbage_waits():
         from ferrite.backend import ferrite as compiler
+        from ferrite.reports import written_at_exit
 
-        return compiler(gm, example_inputs, **settings)
+        return compiler(gm, example_inputs, **settings, asked_for_report=written_at_exit)
 
 
 def compile(

@@ -16,6 +16,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +41,6 @@ from ferrite.debug import (
     Dump,
     DumpFolder,
     GraphRecord,
-    StepTimes,
     about_calls,
     about_graph,
     as_data,
@@ -77,8 +77,17 @@ from ferrite.passes import (
 from ferrite.passes.freezing import inlined_with_record
 from ferrite.passes.pre_grad import add_values, numerics_checked, reason_to_leave, values_to_examples
 from ferrite.pipeline import PassRecord, Pipeline, devices_in, no_times
-from ferrite.reports import written_at_exit
-from ferrite.runtime import Boxed, Freezer, Frozen, bytecode_of, call_frozen, load_host, run_in_eager, telling_kernels
+from ferrite.runtime import (
+    Boxed,
+    Freezer,
+    Frozen,
+    StepTimes,
+    bytecode_of,
+    call_frozen,
+    load_host,
+    run_in_eager,
+    telling_kernels,
+)
 from ferrite.schedule import Plan, make_plan
 from ferrite.targets import (
     Refusing,
@@ -88,6 +97,7 @@ from ferrite.targets import (
     attention_on,
     buildable,
     executable_of,
+    kernel_sources,
     random_threads,
     ranges_of,
     recorders_of,
@@ -95,6 +105,7 @@ from ferrite.targets import (
     runs_of,
     steps_for_eager,
     targets_for,
+    timed_runs_of,
     tuned,
     tuner_for,
     tuning_identity,
@@ -109,15 +120,17 @@ def ferrite(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    asked_for_report: Callable[[Path], None] | None = None,
 ) -> Callable[..., Any]:
-    """The backend: a graph of torch calls in, a function of the same arguments out."""
+    """The backend: a graph of torch calls in, a function of the same arguments out. `asked_for_report`: is told where a
+    page about it is to be."""
     try:
         warn_of_untested_torch()
         settings = checked_options(resolve(options, mode))
         if torch_state.called_with_fakes(gm):
             return gm.forward  # there is nothing to compute, and no memory that a kernel could write
-        if settings.report is not None:
-            written_at_exit(settings.report)
+        if settings.report is not None and asked_for_report is not None:
+            asked_for_report(settings.report)
         compilation = Compilation(gm, example_inputs, settings)
         as_captured = gm.forward  # before any stage edits the graph
         if not compilation.is_wanted:
@@ -325,7 +338,8 @@ def compile_passed(
             break
     with compilation.stage("codegen"):
         source = verify_host(executable.source, lowered.objects)
-        dump.generated(graph, lowered.program, plan, executable, here, options.check_bounds)
+        sources = functools.partial(kernel_sources, plan, here, options.check_bounds)
+        dump.generated(graph, lowered.program, plan, executable, here, sources)
     with compilation.stage("load"):
         objects = named_objects(source, lowered.objects)
         source.bytecode = bytecode_of(source, objects)
@@ -354,7 +368,7 @@ def loaded(
     """The function of what was compiled, now or before. `times`: what its kernels and calls are measured by."""
     recorders = recorders_of(executable, targets)
     compilation.record.recordings += [recorder.counts for recorder in recorders]
-    runs = runs_of(executable, targets) if times is None else times.runs(executable, targets)
+    runs = runs_of(executable, targets) if times is None else timed_runs_of(executable, targets, times)
     ranges = ranges_of(executable, targets, runs, functools.partial(kernel_names, record.kernels))
     watch = None if times is None else times.call
     return load_host(executable.source, runs, objects, recorders, run_in_eager(graph.gm), ranges, watch)

@@ -5,7 +5,7 @@ In: what the stages report. Out: objects and files for people. Nothing here chan
 
 from ferrite.debug.cache import age, differences_table, explain_cache, explained, side
 from ferrite.debug.compilation import Compilation
-from ferrite.debug.details import Compiled, GraphDetails, GraphRow
+from ferrite.debug.details import Compiled, GraphDetails, GraphRow, KernelCode
 from ferrite.debug.dump import Dump, DumpFolder, about_calls, about_graph
 from ferrite.debug.graph_record import as_data, from_data, plan_record
 from ferrite.debug.partition import partition_record
@@ -20,7 +20,6 @@ from ferrite.debug.record import (
     recent_compiles,
 )
 from ferrite.debug.repro import graph_file, input_source, missing, settings_of, stand_in
-from ferrite.debug.times import StepTimes
 
 __all__ = [
     "Compilation",
@@ -31,9 +30,9 @@ __all__ = [
     "GraphDetails",
     "GraphRecord",
     "GraphRow",
+    "KernelCode",
     "PeakMemory",
     "Progress",
-    "StepTimes",
     "about_calls",
     "about_graph",
     "age",

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ferrite.capture import torch_api
 from ferrite.codegen import Executable
-from ferrite.debug.times import StepTimes
 from ferrite.errors import Refusal
 from ferrite.graph import ModelLine, describe_value, fake_value, model_line
+from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Program
 from ferrite.passes import flops_of_call
 from ferrite.pipeline import PassRecord
+from ferrite.runtime import StepTimes
 from ferrite.schedule import Plan
-from ferrite.targets import Targets
 
 MAX_LINE_CHARACTERS = 400
 MAX_REFUSALS = 4000  # of rules, in one graph
@@ -58,6 +58,15 @@ class RuleRefusal:
     line: ModelLine | None
 
 
+class KernelCode(Protocol):
+    """What a page asks of a target."""
+
+    @property
+    def language(self) -> str: ...
+
+    def source_rows(self, kernel: Kernel, name: str) -> list[tuple[str, int | None]]: ...
+
+
 @dataclass(frozen=True)
 class Compiled:
     """What a graph became. `hints`: likely values of its symbols; `flops`: of calls, by their nodes, as far as torch
@@ -66,7 +75,7 @@ class Compiled:
     program: Program
     plan: Plan
     executable: Executable
-    targets: Targets
+    targets: Mapping[str, KernelCode]
     hints: Mapping[str, int]
     flops: Mapping[str, int]
 

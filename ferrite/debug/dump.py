@@ -27,18 +27,17 @@ import torch
 from ferrite.cache import full_path, make_folders, make_shared, write_over
 from ferrite.capture import CapturedGraph, torch_api
 from ferrite.codegen import Executable
-from ferrite.debug.details import Compiled, GraphDetails, flops_in
+from ferrite.debug.details import Compiled, GraphDetails, KernelCode, flops_in
 from ferrite.debug.memory import hints_of
 from ferrite.debug.repro import HEAD, input_source, settings_of, stand_in_source, written
-from ferrite.debug.times import StepTimes
 from ferrite.errors import warn_user
 from ferrite.graph import fake_value, module_source
 from ferrite.ir.program import Program
 from ferrite.lower import LoweredProgram
 from ferrite.options import Options
 from ferrite.pipeline import PassRecord
+from ferrite.runtime import StepTimes
 from ferrite.schedule import Plan
-from ferrite.targets import Targets, kernel_sources
 
 _numbers = itertools.count()
 
@@ -98,13 +97,14 @@ class Dump:
         program: Program,
         plan: Plan,
         executable: Executable,
-        targets: Targets,
-        checked: bool = False,
+        targets: Mapping[str, KernelCode],
+        sources: Callable[[], Mapping[str, str]],
     ) -> None:
-        """What the graph became. `program`: as it was lowered, which the scheduler may have changed since."""
+        """What the graph became. `program`: as it was lowered, which the scheduler may have changed since; `sources`:
+        what its kernels are compiled from, as files."""
         self.write("host.py", lambda: executable.source.commented)
         if self.root.path is not None:
-            for name, text in kernel_sources(plan, targets, checked).items():
+            for name, text in sources().items():
                 self.write(name, text)
         if self.details is not None:
             flops = flops_in(graph.gm)

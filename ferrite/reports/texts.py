@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ferrite.debug import Compiled, GraphRow
+from ferrite.debug import Compiled, GraphRow, KernelCode
 from ferrite.ir.kernel import Kernel, kernel_rows, walk
 from ferrite.ir.program import Operation, Program, call_of, program_rows, writes
 from ferrite.reports.data import Text
 from ferrite.reports.statements import EMPTY, Nodes, nodes_by_statement
 from ferrite.schedule import Launch, Plan, Run, device_type
 from ferrite.schedule.fusion import BufferTable
-from ferrite.targets import Target
 
 ASSIGNED = re.compile(r"\s*((?:\w+, )*\w+),? = ")
 HEAD = re.compile(r"define |def ")  # of a function, in generated code
@@ -167,7 +166,7 @@ def runs_in_order(plan: Plan) -> list[Run]:
     return [step for _, each in plans_in_order(plan) for step in each.steps if isinstance(step, Run)]
 
 
-def code_rows(kernel: Kernel, target: Target, name: str) -> list[tuple[str, int | None]]:
+def code_rows(kernel: Kernel, target: KernelCode, name: str) -> list[tuple[str, int | None]]:
     """Generated code; none where it cannot be made here."""
     try:
         return target.source_rows(kernel, name)

@@ -13,6 +13,7 @@ from ferrite.runtime.frozen import Frozen, call_frozen
 from ferrite.runtime.host_code import functions_here, functions_of
 from ferrite.runtime.host_program import bytecode_of, load_host
 from ferrite.runtime.ranges import in_range, labels_of, one_by_one
+from ferrite.runtime.step_times import StepTimes
 from ferrite.runtime.stopwatch import least_seconds, wait_for_gpus
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Freezer",
     "Frozen",
     "KernelStore",
+    "StepTimes",
     "bytecode_of",
     "call_frozen",
     "discard",

@@ -11,6 +11,7 @@ from ferrite.targets.executable import (
     recording_for,
     runs_of,
     steps_for_eager,
+    timed_runs_of,
 )
 from ferrite.targets.random_probe import random_threads
 from ferrite.targets.target import LoadedRun, Target
@@ -38,6 +39,7 @@ __all__ = [
     "runs_of",
     "steps_for_eager",
     "targets_for",
+    "timed_runs_of",
     "tuned",
     "tuner_for",
     "tuning_identity",

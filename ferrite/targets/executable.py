@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ferrite.codegen import Executable, Recording, RefusedKernels, print_host
@@ -12,7 +12,7 @@ from ferrite.ir import Axis
 from ferrite.ir.kernel import checks
 from ferrite.ir.program import Operation, Program, call_of, writes
 from ferrite.pipeline import Fuel
-from ferrite.runtime import KernelStore, labels_of
+from ferrite.runtime import KernelStore, StepTimes, labels_of
 from ferrite.runtime.cuda import Recorder
 from ferrite.schedule import BuiltKernel, Plan, Postponing, Run, RunMemory, Scheduling, device_type
 from ferrite.schedule.fusion import BufferTable, Group, Member
@@ -137,6 +137,16 @@ def runs_of(executable: Executable, targets: Targets) -> list[LoadedRun]:
         runs = targets[device_type(device)].loaded(executable.kernels, code, [tables[place] for place in places])
         loaded |= dict(zip(places, runs, strict=True))
     return [loaded[place] for place in range(len(tables))]
+
+
+def timed_runs_of(executable: Executable, targets: Targets, times: StepTimes) -> list[LoadedRun]:
+    """The same, cut into launches, each of which is measured."""
+    tables = executable.source.runs
+    parts = [
+        replace(table, calls=(call,), parallel_regions=(), arena_parts=()) for table in tables for call in table.calls
+    ]
+    loaded = iter(runs_of(replace(executable, source=replace(executable.source, runs=parts)), targets))
+    return [times.run(number, [next(loaded) for _ in table.calls], table.device) for number, table in enumerate(tables)]
 
 
 def ranges_of(

@@ -10,13 +10,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-
-from ferrite.codegen import Executable
-from ferrite.targets import LoadedRun, Targets, runs_of
 
 MAX_KEPT_TIMES = 200  # of one step
 
@@ -45,21 +42,10 @@ class StepTimes:
     launches: dict[tuple[int, int], OneStep] = field(default_factory=dict)
     calls: dict[int, OneStep] = field(default_factory=dict)
 
-    def runs(self, executable: Executable, targets: Targets) -> list[LoadedRun]:
-        """Each run as launches that are measured."""
-        tables = executable.source.runs
-        parts = [
-            replace(table, calls=(call,), parallel_regions=(), arena_parts=())
-            for table in tables
-            for call in table.calls
-        ]
-        loaded = iter(runs_of(replace(executable, source=replace(executable.source, runs=parts)), targets))
-        return [
-            self.run(number, [next(loaded) for _ in table.calls], waiting(table.device))
-            for number, table in enumerate(tables)
-        ]
+    def run(self, number: int, launches: Sequence[Callable[..., int]], device: str) -> Callable[..., int]:
+        """A run as its launches, each of which is measured."""
+        wait = waiting(device)
 
-    def run(self, number: int, launches: Sequence[LoadedRun], wait: Callable[[], None]) -> LoadedRun:
         def measured(*words: int) -> int:
             for place, launch in enumerate(launches):
                 wait()
@@ -72,6 +58,7 @@ class StepTimes:
         return measured
 
     def call(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that host programs call, measured by the line that calls it."""
         wait = waiting("cuda" if torch.cuda.is_available() else "cpu")
 
         def measured(*args: Any, **kwargs: Any) -> Any:
