@@ -28,11 +28,10 @@ from ferrite.lower.cuda_random import draw_for_distribution, draw_for_dropout
 from ferrite.lower.formula import Term, choose, larger, log1p, pointwise, result, sqrt
 from ferrite.lower.memory import dense_strides
 from ferrite.lower.ops.create import filled
-from ferrite.lower.table import DRAWN, lowers
+from ferrite.lower.table import DRAWN, lowers, lowers_later
 from ferrite.lower.value import Box, Value, own_axes, whole
-from ferrite.passes.joint import randoms as randoms  # defines the operators
 
-aten, ours = torch.ops.aten, torch.ops.ferrite
+aten = torch.ops.aten
 
 
 @lowers(aten.native_dropout.default)
@@ -126,7 +125,7 @@ def rounded(value: float, dtype: torch.dtype = torch.float32) -> float:
 # --- by counting ------------------------------------------------------------------------------------------------------
 
 
-@lowers(ours.random_key.default)
+@lowers_later("ferrite.random_key.default")
 def random_key(ctx: Builder, number: int, device: torch.device) -> Value:
     box = Box(ctx.out_sizes, ctx.out_dtype, ctx.out.device, origins=(ctx.origin,))
     box.buffer = ctx.new_buffer(box)
@@ -166,7 +165,7 @@ class Stream:
         return (self.draw("bits", self.place, torch.int64).call("remainder", high - low) + low).to(dtype)
 
 
-@lowers(ours.random.default)
+@lowers_later("ferrite.random.default")
 def random(
     ctx: Builder, key: Value, index: int, size: Any, kind: str, dtype: torch.dtype, low: int, high: int
 ) -> Value:
@@ -177,7 +176,7 @@ def random(
     return result(ctx, made(dtype))
 
 
-@lowers(ours.random_hits.default)
+@lowers_later("ferrite.random_hits.default")
 def random_hits(ctx: Builder, key: Value, index: int, chances: Value) -> Value:
     if chances.device.type == "cpu":
         raise NotLowered("it looks for impossible chances")
