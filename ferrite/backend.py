@@ -31,6 +31,7 @@ from ferrite.capture import (
     capture,
     mark_inputs_written_after,
     torch_api,
+    torch_dynamo,
     torch_state,
     where_inputs_lay,
 )
@@ -153,7 +154,7 @@ def ferrite(
 
         return compilation.attempt("capture", stages, otherwise=as_captured)
     except FerriteError as error:
-        raise torch_api.through_dynamo(error) from error.__cause__
+        raise torch_dynamo.through_dynamo(error) from error.__cause__
 
 
 # --- the graph of torch calls -----------------------------------------------------------------------------------------

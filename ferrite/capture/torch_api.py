@@ -1,27 +1,21 @@
 """Every private API of torch that ferrite uses, behind names of our own.
 
-A new torch release is the work of this file and its three neighbours, `torch_operators` (schemas, decompositions,
-sizes), `torch_state` (state of modules) and `torch_runtime` (what compiled programs need while they run): each function
-says what it hides, and where torch 2.11 and 2.13 differ the difference is a shim here with a test. Nothing else in
-ferrite imports a torch module whose name begins with an underscore.
+A new torch release is the work of this file and its neighbours, `torch_dynamo` (what Dynamo says and raises),
+`torch_operators` (schemas, decompositions, sizes), `torch_state` (state of modules) and `torch_runtime` (what compiled
+programs need while they run): each function says what it hides, and where torch 2.11 and 2.13 differ the difference is
+a shim here with a test. Nothing else in ferrite imports a torch module whose name begins with an underscore.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
-import os
 import re
-import sys
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._dynamo import exc as dynamo_exc
-from torch._dynamo import explain as _explain
 from torch._dynamo.backends.common import aot_autograd as _aot_autograd
 from torch._dynamo.variables.torch import get_overridable_functions as _functions_that_modes_see
 from torch._functorch.partitioners import default_partition as _default_partition
@@ -33,9 +27,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
 from torch.utils._pytree import tree_leaves as _tree_leaves
-from torch.utils._pytree import tree_unflatten as _tree_unflatten
 
-from ferrite.errors import FerriteError, ModelLine, UserError
+from ferrite.errors import UserError
 
 OLDEST = (2, 11)
 NEWEST_TESTED = (2, 13)
@@ -217,35 +210,6 @@ VALUES_KEEP_SYMBOLS = release(torch.__version__) >= (2, 13)
 GUARDS_CAN_GO = VALUES_KEEP_SYMBOLS  # and a guard on a parameter, once taken away, is not asked again
 
 
-# --- errors that belong to Dynamo -------------------------------------------------------------------------------------
-
-# Dynamo steers by exceptions: restarts, graph breaks and skipped frames pass through a backend. An IndexError while
-# tracing is taken as the user's own.
-CONTROL_FLOW: tuple[type[BaseException], ...] = (
-    dynamo_exc.TorchDynamoException,
-    *dynamo_exc.exceptions_allowed_to_be_fallback,
-    IndexError,
-)
-RESTARTS: tuple[type[BaseException], ...] = (dynamo_exc.RestartAnalysis,)
-
-
-def through_dynamo(error: FerriteError) -> FerriteError:
-    """The same error in a type that Dynamo hands to the user unchanged. It is torch's error of a backend that failed,
-    too, for those who catch that one, with the fields it has.
-
-    Its traceback starts at the caller of this function: what lies above is Dynamo's.
-    """
-    kind = type(error)
-    twin: type = types.new_class(kind.__name__, (kind, dynamo_exc.BackendCompilerFailed))
-    twin.__module__ = kind.__module__
-    raised: FerriteError = Exception.__new__(twin)
-    raised.__dict__.update(error.__dict__, first_useful_frame=sys._getframe(1))
-    raised.__dict__.update(backend_name="ferrite", inner_exception=getattr(error, "cause", error))
-    raised.args = error.args
-    raised.__cause__ = error.__cause__
-    return raised
-
-
 # --- values and symbols -----------------------------------------------------------------------------------------------
 
 
@@ -400,126 +364,6 @@ def is_unsafe_to_record(name: str) -> bool:
     tags = getattr(find_operator(name), "tags", None)
     unsafe = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe}
     return tags is None or not unsafe.isdisjoint(tags)
-
-
-# --- higher-order operators -------------------------------------------------------------------------------------------
-
-
-def functional_wrappers() -> frozenset[Any]:
-    """The operators that copy operands, call a mutating operator on the copies, and return these."""
-    names = ("auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional")
-    return frozenset(found for name in names if (found := higher_order(name)) is not None)
-
-
-@functools.cache
-def higher_order(name: str) -> Any:
-    """A higher-order operator by its name; None where this torch has none. Their modules are loaded when asked for."""
-    modules = {
-        **dict.fromkeys(("auto_functionalized", "auto_functionalized_v2"), "auto_functionalize"),
-        **dict.fromkeys(("invoke_quant", "invoke_quant_packed"), "_invoke_quant"),
-        **dict.fromkeys(("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint"), "wrap"),
-        "with_effects": "effects",
-        "flex_attention_backward": "flex_attention",
-        "while_loop_stack_output": "while_loop",
-        "call_torchbind": "torchbind",
-        "hints_wrapper": "hints_wrap",
-    }
-    module = "triton_kernel_wrap" if name.startswith("triton") else modules.get(name, name.removesuffix("_impl"))
-    path = "torch._prims.rng_prims" if name.endswith(("rng_state", "rng_op")) else f"torch._higher_order_ops.{module}"
-    try:
-        importlib.import_module(path)
-    except ImportError:
-        return None
-    return find_operator(f"higher_order.{name}")
-
-
-def schema_beside(spec: Any) -> Any:
-    """The schema that torch keeps beside a higher-order operator that it made functional, as a tree without leaves."""
-    return _tree_unflatten([], spec).schema
-
-
-def bind(schema: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a higher-order operator from their names: its schema lists them flat."""
-    if schema.tree_spec is not None:
-        args, kwargs = _tree_unflatten([given[each.name] for each in schema.arguments], schema.tree_spec)
-        return tuple(args), dict(kwargs)
-    positional = tuple(given[each.name] for each in schema.arguments if not each.kwarg_only)
-    return positional, {each.name: given[each.name] for each in schema.arguments if each.kwarg_only}
-
-
-# --- what Dynamo did --------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class AboutCapture:
-    """What Dynamo says of the graph that it has just captured. `number`: its frame, and how often that was compiled
-    before, as "0/1". `recompiled`: why code that was there could not be used, with the value that failed. `guards`:
-    what is checked before each call."""
-
-    number: str
-    recompiled: str | None
-    guards: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class GraphBreak:
-    """Where Dynamo ended a graph, and why."""
-
-    reason: str
-    file: str
-    line: int
-    function: str
-
-
-def about_capture() -> AboutCapture | None:
-    """None where nothing is being captured."""
-    context = TracingContext.try_get()
-    if context is None:
-        return None
-    found = torch._guards.CompileContext.current_compile_id()
-    metrics: Mapping[str, Any] = getattr(torch._dynamo.utils.get_metrics_context(), "_metrics", {})
-    reason = metrics.get("recompile_reason")
-    try:
-        guards = [_guard_text(each) for each in sorted(context.guards_context.dynamo_guards)]
-    except Exception:  # its guards are torch's affair: without them a page has less to show
-        guards = []
-    return AboutCapture(str(found or ""), str(reason) if reason else None, tuple(dict.fromkeys(guards)))
-
-
-def _guard_text(guard: Any) -> str:
-    name = guard.name() if callable(guard.name) else guard.name  # a method until torch 2.11
-    return f"{guard.create_fn_name()} {name}".strip()
-
-
-def graph_breaks() -> list[GraphBreak]:
-    """All since the last `torch.compiler.reset()`."""
-    found = []
-    for each in torch._dynamo.utils.graph_break_reasons:
-        frame = each.user_stack[-1] if each.user_stack else None
-        place = (frame.filename, frame.lineno or 0, frame.name) if frame is not None else ("", 0, "")
-        found.append(GraphBreak(in_words(str(each.reason)), *place))
-    return found
-
-
-def in_words(reason: str) -> str:
-    """Dynamo's reason for a graph break; for the one that is a name inside of Dynamo, with what it means."""
-    return f"a branch depends on the value of a tensor ({reason})" if reason.startswith("generic_jump") else reason
-
-
-def graph_breaks_of(function: Callable[..., Any], args: Sequence[Any]) -> list[tuple[str, ModelLine | None]]:
-    """Why Dynamo makes more than one graph of a function, and the line where it stops. It runs the function once, and
-    forgets what was compiled before."""
-    found: list[tuple[str, ModelLine | None]] = []
-    own = os.path.dirname(torch.__file__)
-    for each in _explain(function)(*args).break_reasons:
-        frames = [frame for frame in each.user_stack if not frame.filename.startswith(own)]
-        line = None
-        if frames:
-            last = frames[-1]
-            line = ModelLine(last.filename, last.lineno or 0, last.name, (last.line or "").strip())
-        headline = next((row.strip() for row in str(each.reason).splitlines() if row.strip()), "")
-        found.append((in_words(headline), line))
-    return found
 
 
 def traced(module: torch.nn.Module, inputs: Sequence[Any]) -> torch.fx.GraphModule:

@@ -1,8 +1,9 @@
-"""What lowering asks of torch's private side: the schemas of operators, their decompositions, and sizes."""
+"""What is asked of torch's private side about operators: schemas, decompositions, sizes, those of higher order."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.experimental.symbolic_shapes import constrain_range
 from torch.fx.node import _side_effectful_functions
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_unflatten as _tree_unflatten
 from torch.utils._sympy.interp import sympy_interp as _sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis as _SympyOnPython
 
@@ -272,3 +274,48 @@ def register_fake(library: torch.library.Library, name: str, function: Callable[
     entry = _simple_registry.singleton.find(f"{library.ns}::{name}")
     handle = entry.fake_impl.register(function, f"{function.__module__}.{function.__qualname__}", lib=library)
     library._registration_handles.append(handle)
+
+
+# --- higher-order operators -------------------------------------------------------------------------------------------
+
+
+def functional_wrappers() -> frozenset[Any]:
+    """The operators that copy operands, call a mutating operator on the copies, and return these."""
+    names = ("auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional")
+    return frozenset(found for name in names if (found := higher_order(name)) is not None)
+
+
+@functools.cache
+def higher_order(name: str) -> Any:
+    """A higher-order operator by its name; None where this torch has none. Their modules are loaded when asked for."""
+    modules = {
+        **dict.fromkeys(("auto_functionalized", "auto_functionalized_v2"), "auto_functionalize"),
+        **dict.fromkeys(("invoke_quant", "invoke_quant_packed"), "_invoke_quant"),
+        **dict.fromkeys(("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint"), "wrap"),
+        "with_effects": "effects",
+        "flex_attention_backward": "flex_attention",
+        "while_loop_stack_output": "while_loop",
+        "call_torchbind": "torchbind",
+        "hints_wrapper": "hints_wrap",
+    }
+    module = "triton_kernel_wrap" if name.startswith("triton") else modules.get(name, name.removesuffix("_impl"))
+    path = "torch._prims.rng_prims" if name.endswith(("rng_state", "rng_op")) else f"torch._higher_order_ops.{module}"
+    try:
+        importlib.import_module(path)
+    except ImportError:
+        return None
+    return torch_api.find_operator(f"higher_order.{name}")
+
+
+def schema_beside(spec: Any) -> Any:
+    """The schema that torch keeps beside a higher-order operator that it made functional, as a tree without leaves."""
+    return _tree_unflatten([], spec).schema
+
+
+def bind(schema: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a higher-order operator from their names: its schema lists them flat."""
+    if schema.tree_spec is not None:
+        args, kwargs = _tree_unflatten([given[each.name] for each in schema.arguments], schema.tree_spec)
+        return tuple(args), dict(kwargs)
+    positional = tuple(given[each.name] for each in schema.arguments if not each.kwarg_only)
+    return positional, {each.name: given[each.name] for each in schema.arguments if each.kwarg_only}

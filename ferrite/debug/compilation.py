@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from ferrite.cache import Outcome
-from ferrite.capture import CapturedGraph, torch_api
+from ferrite.capture import CapturedGraph, torch_dynamo
 from ferrite.debug import repro
 from ferrite.debug.details import GraphDetails
 from ferrite.debug.dump import Dump, DumpFolder
@@ -42,7 +42,7 @@ from ferrite.runtime import Boxed, run_in_eager
 
 Result = TypeVar("Result")
 TO_STOP = 'torch.compile(..., options={"strict": True})'
-PASSING: tuple[type[BaseException], ...] = (FerriteError, *torch_api.CONTROL_FLOW)
+PASSING: tuple[type[BaseException], ...] = (FerriteError, *torch_dynamo.CONTROL_FLOW)
 
 
 class Compilation:
@@ -53,7 +53,7 @@ class Compilation:
         self.options = options
         self.record: CompileRecord = start_record(options, first_model_line(gm.graph.nodes))
         if options.report is not None:
-            self.record.capture = torch_api.about_capture()
+            self.record.capture = torch_dynamo.about_capture()
         self.watch = CompilationProgress(options, self.record.line)
         self.fuels: dict[str, Fuel] = {}  # where one stage has some
         self.dump_folder = DumpFolder(options.dump_dir)
@@ -94,7 +94,7 @@ class Compilation:
             with self.watch.watching(), self.stage(stage):
                 return work()
         except PASSING as signal:
-            if isinstance(signal, torch_api.RESTARTS):  # the same graph will come again, as Dynamo then sees it
+            if isinstance(signal, torch_dynamo.RESTARTS):  # the same graph will come again, as Dynamo then sees it
                 forget_record(self.record)
             raise
         except Exception as failure:

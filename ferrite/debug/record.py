@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ferrite.cache import Outcome
-from ferrite.capture import torch_api
+from ferrite.capture import torch_dynamo
 from ferrite.debug.communication import Communication
 from ferrite.debug.details import GraphDetails
 from ferrite.errors import FerriteError, Refusal, layout
@@ -145,7 +145,7 @@ class CompileRecord:
     cache: list[Outcome] = field(default_factory=list)  # one for each time it was asked for a compiled graph
     recordings: list[Recordings] = field(default_factory=list)  # of each part that CUDA graphs are made of
     details: list[GraphDetails] = field(default_factory=list, repr=False)  # for a report: empty if none is asked for
-    capture: torch_api.AboutCapture | None = None  # for a report, as `details`
+    capture: torch_dynamo.AboutCapture | None = None  # for a report, as `details`
     tuning: dict[Problem, Found] = field(default_factory=dict)  # for a report: times that decided something
     dumps: list[str] = field(default_factory=list)  # folders that stages were written to
     _seconds: dict[str, float] = field(default_factory=lambda: collections.defaultdict(float))

@@ -16,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from ferrite import api
-from ferrite.capture import torch_api
+from ferrite.capture import torch_api, torch_dynamo
 from ferrite.debug import CompileRecord, kernel_names, recent_compiles
 from ferrite.diagnosis.bisect import differentiate, seconds_of
 from ferrite.errors import ModelLine
@@ -97,7 +97,7 @@ def explain(
     """Compile a model with these options, run it on these arguments a few times, and tell what became of it. With
     gradients on, and results that need some, its backward is run too. The model and its gradients stay as they are."""
     own = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model
-    breaks = torch_api.graph_breaks_of(own, args)
+    breaks = torch_dynamo.graph_breaks_of(own, args)
     torch.compiler.reset()
     before = recent_compiles()
     compiled = api.compile(own, mode=mode, dynamic=dynamic, **options)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ferrite.cache import Outcome
-from ferrite.capture import torch_api
+from ferrite.capture import torch_dynamo
 from ferrite.debug import CompileRecord, GraphDetails, GraphRecord, explained
 from ferrite.errors import ModelLine
 from ferrite.reports import data
@@ -34,7 +34,7 @@ def gather(records: Sequence[CompileRecord], limits: Sequence[data.Limits] = ())
     compiles = [compile_data(record, places, budget) for record in records]
     breaks = [
         data.GraphBreak(each.reason, places.at(each.file, each.line) if each.file else -1, each.function)
-        for each in torch_api.graph_breaks()
+        for each in torch_dynamo.graph_breaks()
     ]
     if budget.left_out:
         notes.append(f"The code of {budget.left_out} kernels is left out: the page would be too large.")

@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import ferrite
-from ferrite.capture import torch_api, torch_runtime
+from ferrite.capture import torch_api, torch_dynamo, torch_runtime
 from tests.fresh_process import run_python
 
 
@@ -179,7 +179,7 @@ def test_every_operator_that_is_bound_to_python_is_there():
     ],
 )
 def test_our_errors_pass_dynamo_unchanged(error):
-    twin = torch_api.through_dynamo(error)
+    twin = torch_dynamo.through_dynamo(error)
     assert isinstance(twin, type(error))
     assert type(twin).__name__ == type(error).__name__
     assert str(twin) == str(error)
@@ -190,7 +190,7 @@ def test_our_errors_pass_dynamo_unchanged(error):
 @pytest.mark.quick
 def test_a_stage_that_fails_is_torchs_error_of_a_backend_too():
     cause = ValueError("x")
-    twin = torch_api.through_dynamo(ferrite.CompilerBug("what", {}, stage="lower", cause=cause))
+    twin = torch_dynamo.through_dynamo(ferrite.CompilerBug("what", {}, stage="lower", cause=cause))
     assert isinstance(twin, torch._dynamo.exc.BackendCompilerFailed)  # and Dynamo raises it as it is
     assert (twin.backend_name, twin.inner_exception) == ("ferrite", cause)
 

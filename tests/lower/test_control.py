@@ -9,7 +9,7 @@ import torch
 from torch._higher_order_ops import associative_scan, scan, while_loop
 from torch._higher_order_ops import map as map_rows
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_operators
 from ferrite.ir import number
 from ferrite.ir.program.nodes import Call, If, Invoke, Scan, While, argument_names
 from ferrite.ir.program.operation_facts import bodies_of, has_effect, reads, writes
@@ -151,7 +151,7 @@ def test_a_loop_in_training_keeps_every_iteration() -> None:
 
 
 def test_a_stacking_loop_without_iterations() -> None:
-    loop = torch_api.higher_order("while_loop_stack_output")
+    loop = torch_operators.higher_order("while_loop_stack_output")
 
     def fn(x: torch.Tensor) -> Any:
         return loop(lambda x: x.sum() < 10, lambda x: (x * 2,), (x,), ())
@@ -217,7 +217,7 @@ def test_a_region_of_symbolic_sizes_serves_all_of_them() -> None:
 
 
 def test_associative_scan_is_a_scan_with_a_combine_function() -> None:
-    operator = torch_api.higher_order("associative_scan")
+    operator = torch_operators.higher_order("associative_scan")
 
     def fn(a: torch.Tensor, b: torch.Tensor) -> Any:
         return operator(lambda a, b, c, d: [a * c, b * c + d], [a, b], ())
@@ -232,12 +232,12 @@ def test_associative_scan_is_a_scan_with_a_combine_function() -> None:
 
 
 def test_associative_scan_of_narrow_floats_rounds_every_step() -> None:
-    operator = torch_api.higher_order("associative_scan")
+    operator = torch_operators.higher_order("associative_scan")
     assert_lowered(lambda a: operator(lambda a, b: [a + b], [a], ()), torch.rand(7, 2).bfloat16())
 
 
 def test_a_combine_function_with_more_operands_is_called() -> None:
-    operator = torch_api.higher_order("associative_scan")
+    operator = torch_operators.higher_order("associative_scan")
 
     def fn(a: torch.Tensor, w: torch.Tensor) -> Any:
         return operator(lambda a, b, w: [a + b * w], [a], (w,))

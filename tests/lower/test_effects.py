@@ -10,7 +10,7 @@ import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.nn.attention.flex_attention import flex_attention
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_api, torch_operators
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.nodes import Invoke, UserKernel, call_of
 from ferrite.lower.effects import ORDERED, RANDOM, effect_of
@@ -74,14 +74,14 @@ def test_what_calls_do_besides_their_results() -> None:
     assert effect_of(aten.bernoulli.p, (), {}) == RANDOM
     assert effect_of(aten.mm.default, (), {}) is None
     assert effect_of(aten._assert_async.msg, (), {}) == ORDERED
-    assert effect_of(torch_api.higher_order("run_with_rng_state"), (), {}) == RANDOM
-    assert effect_of(torch_api.higher_order("cond"), (traced(lambda x: x + 1, torch.ones(2)),), {}) is None
-    assert effect_of(torch_api.higher_order("cond"), (traced(torch.rand_like, torch.ones(2)),), {}) == RANDOM
+    assert effect_of(torch_operators.higher_order("run_with_rng_state"), (), {}) == RANDOM
+    assert effect_of(torch_operators.higher_order("cond"), (traced(lambda x: x + 1, torch.ones(2)),), {}) is None
+    assert effect_of(torch_operators.higher_order("cond"), (traced(torch.rand_like, torch.ones(2)),), {}) == RANDOM
 
 
 def test_a_random_state_that_is_saved_and_used_again() -> None:
-    save = torch_api.higher_order("run_and_save_rng_state")
-    again = torch_api.higher_order("run_with_rng_state")
+    save = torch_operators.higher_order("run_and_save_rng_state")
+    again = torch_operators.higher_order("run_with_rng_state")
 
     def fn(x: torch.Tensor, state: torch.Tensor) -> Any:
         return again(state, aten.bernoulli.p, x, 0.5), save(aten.bernoulli.p, x, 0.5)[1]
@@ -103,7 +103,7 @@ def test_kernels_of_the_user_may_write_every_tensor_they_are_given() -> None:
     before = graph.call_function(aten.mul.Tensor, (y, 2))
     before.meta["val"] = mode.from_tensor(torch.ones(4))
     about = {"kernel_idx": 0, "constant_args_idx": 0, "grid": [(1, 1, 1)], "tma_descriptor_metadata": {}}
-    kernel = torch_api.higher_order("triton_kernel_wrapper_mutation")
+    kernel = torch_operators.higher_order("triton_kernel_wrapper_mutation")
     graph.call_function(kernel, (), {**about, "kwargs": {"source": x, "target": y}}).meta["val"] = None
     after = graph.call_function(aten.add.Tensor, (before, y))
     after.meta["val"] = mode.from_tensor(torch.ones(4))
@@ -118,7 +118,7 @@ def test_kernels_of_the_user_may_write_every_tensor_they_are_given() -> None:
 
 @pytest.mark.parametrize("name", ["wrap", "invoke_quant"])
 def test_wrappers_around_a_graph_are_calls_of_it(name: str) -> None:
-    wrapper = torch_api.higher_order(name)
+    wrapper = torch_operators.higher_order(name)
     body = traced(lambda x: x.sin() + 1, torch.ones(3))
     graph = torch.fx.Graph()
     x = graph.placeholder("x")

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ferrite.capture import torch_api, torch_runtime
+from ferrite.capture import torch_api, torch_operators, torch_runtime
 from ferrite.capture.aot import complete_drawn_again
 from ferrite.ir.program import RandomState, call_of, has_effect, interpret, parse, verify_program
 from ferrite.lower.graph import lower_module
@@ -351,7 +351,7 @@ def test_a_checkpoint_draws_from_the_generator_of_its_gpu(monkeypatch):
     state = torch.zeros(16, dtype=torch.uint8)
     monkeypatch.setattr("torch.cuda.device", device)
     monkeypatch.setattr("torch.cuda.get_rng_state", lambda *gpu: asked.append(*current) or state)
-    saving, dropout = torch_api.higher_order("run_and_save_rng_state"), torch.ops.aten.native_dropout.default
+    saving, dropout = torch_operators.higher_order("run_and_save_rng_state"), torch.ops.aten.native_dropout.default
     rand = torch.ops.aten.rand.default
     with FakeTensorMode(allow_non_fake_inputs=True):
         x, y = torch.empty(4, device="cuda:1"), torch.empty(4, device="cuda:0")

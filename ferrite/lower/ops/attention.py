@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api, torch_operators
+from ferrite.capture import torch_operators
 from ferrite.errors import NotLowered
 from ferrite.graph import HALVES
 from ferrite.ir import (
@@ -42,7 +42,7 @@ from ferrite.lower.table import lowers, lowers_later
 from ferrite.lower.value import Box, Value, whole
 from ferrite.machines import MATRIX_UNIT_SIDE
 
-FORWARD, BACKWARD = (torch_api.higher_order(name) for name in ("flex_attention", "flex_attention_backward"))
+FORWARD, BACKWARD = (torch_operators.higher_order(name) for name in ("flex_attention", "flex_attention_backward"))
 TYPES = (torch.float32, *HALVES)
 WHOLE_LENGTH = 1 << 30  # the side of a block by which torch says that there are no blocks
 MAX_COLUMNS = 256  # of a head: a program has a row of it in registers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_operators
 from ferrite.errors import NotLowered
 from ferrite.ir import Axis, Param, cast
 from ferrite.ir.program import Combine, If, Invoke, Size, While
@@ -27,7 +27,7 @@ from ferrite.lower.value import Box, Value, own_axes, whole
 
 def lowers_higher_order(*names: str) -> Any:
     """Mark the lowering of higher-order operators, those that this torch has."""
-    return lowers(*(found for name in names if (found := torch_api.higher_order(name)) is not None))
+    return lowers(*(found for name in names if (found := torch_operators.higher_order(name)) is not None))
 
 
 @lowers_higher_order("cond")
@@ -62,7 +62,7 @@ def while_loop(
     values, names = results_of_bodies(ctx, ctx.out)
     condition, body = (each.asking_for(symbols) for each in bodies)
     first, same = given[: len(carried)], (*given[len(carried) :], *map(Size, symbols))
-    stacked = ctx.operator is torch_api.higher_order("while_loop_stack_output")
+    stacked = ctx.operator is torch_operators.higher_order("while_loop_stack_output")
     ctx.add(While(condition, body, first, same, names, stacked, ctx.origin))
     bind_result_sizes(ctx, ctx.out, names)
     return values

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_operators
 from ferrite.graph import body_of
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import inherit
@@ -25,7 +25,7 @@ from ferrite.rewrite import inherit
 @graph_pass(stage="joint")
 def canonicalize_quant_mapping(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Calls of quantised regions hold no objects: their options are metadata, one result is no tuple."""
-    packed, plain = torch_api.higher_order("invoke_quant_packed"), torch_api.higher_order("invoke_quant")
+    packed, plain = torch_operators.higher_order("invoke_quant_packed"), torch_operators.higher_order("invoke_quant")
     if packed is None or plain is None:
         return 0
     count = 0

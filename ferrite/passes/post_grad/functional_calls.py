@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_api, torch_operators
 from ferrite.graph import attribute_of, fake_value, schema_of
 
 # Under this key a node keeps the names, or the positions, of those of its operands that need no copy.
@@ -35,7 +35,7 @@ class Called:
     @property
     def wraps(self) -> bool:
         """Whether it copies operands, calls a mutating operator on the copies, and returns these."""
-        return self.operator in torch_api.functional_wrappers()
+        return self.operator in torch_operators.functional_wrappers()
 
     @property
     def wrapped(self) -> Any:
@@ -52,7 +52,7 @@ class Called:
         if not self.is_higher_order:
             return schema_of(self.wrapped)
         spec = self.kwargs["_op_schema"]
-        return torch_api.schema_beside(attribute_of(spec) if isinstance(spec, torch.fx.Node) else spec)
+        return torch_operators.schema_beside(attribute_of(spec) if isinstance(spec, torch.fx.Node) else spec)
 
     @property
     def mutable_arguments(self) -> list[str]:
@@ -65,7 +65,7 @@ class Called:
         kwargs: Any = self.kwargs
         if "tensors_to_clone" in kwargs:
             return [(name, kwargs["kwargs"][name], self.value[name]) for name in kwargs["tensors_to_clone"]]
-        if "_all_bases" in kwargs or self.operator is torch_api.higher_order("auto_functionalized_v2"):
+        if "_all_bases" in kwargs or self.operator is torch_operators.higher_order("auto_functionalized_v2"):
             given = list(kwargs.get("_all_bases", ()))
             keys: list[Any] = list(range(len(given)))
         else:
@@ -76,7 +76,7 @@ class Called:
 
 
 def called(node: torch.fx.Node) -> Called:
-    if node.op != "call_function" or node.target is not torch_api.higher_order("with_effects"):
+    if node.op != "call_function" or node.target is not torch_operators.higher_order("with_effects"):
         return Called(node.target, node.args, node.kwargs, fake_value(node))
     token, operator, *args = node.args
     _, *results = fake_value(node) or (None, None)
@@ -88,4 +88,4 @@ def returns_tuple(operator: Any) -> bool:
     schema = schema_of(operator)
     if schema is not None:
         return len(schema.returns) > 1
-    return operator is not torch_api.higher_order("triton_kernel_wrapper_functional")
+    return operator is not torch_operators.higher_order("triton_kernel_wrapper_functional")

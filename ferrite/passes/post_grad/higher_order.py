@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api
+from ferrite.capture import torch_operators
 from ferrite.graph import (
     USER_KERNEL,
     MetadataUpdater,
@@ -46,8 +46,8 @@ aten = torch.ops.aten
 def decompose_auto_functionalized(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Functionalised operators become clones, where needed, and the mutating operator."""
     encodings: dict[Any, Write] = {
-        torch_api.higher_order("auto_functionalized"): write_first_encoding,
-        torch_api.higher_order("auto_functionalized_v2"): write_second_encoding,
+        torch_operators.higher_order("auto_functionalized"): write_first_encoding,
+        torch_operators.higher_order("auto_functionalized_v2"): write_second_encoding,
     }
     return sum(decompose(module, encodings, context) for module in innermost_first(gm))
 
@@ -55,7 +55,7 @@ def decompose_auto_functionalized(gm: torch.fx.GraphModule, context: PassContext
 @graph_pass(stage="post_grad")
 def decompose_triton_kernel_wrapper_functional(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """Functionalised Triton kernels become clones, where needed, and the kernel."""
-    functional = torch_api.higher_order("triton_kernel_wrapper_functional")
+    functional = torch_operators.higher_order("triton_kernel_wrapper_functional")
     return sum(decompose(module, {functional: write_triton}, context) for module in innermost_first(gm))
 
 
@@ -221,7 +221,7 @@ def write_destinations(
 def results_of(call: Called, writer: Writer, arguments: dict[str, Any], mutated: list[Any]) -> Results:
     """Call the operator: its own results, of which nothing counts as one, and behind them what it wrote into."""
     if call.is_higher_order:
-        args, kwargs = torch_api.bind(call.schema, arguments)
+        args, kwargs = torch_operators.bind(call.schema, arguments)
         made = writer.call(call.wrapped, *args, **kwargs)
         count = len(call.value) - len(mutated)
     else:
@@ -237,7 +237,7 @@ def write_triton(call: Called, copies: OperandCopies) -> Results:
     given: Any = call.kwargs
     tensors = {name: copies.of(name, given["kwargs"][name]) for name in given["tensors_to_clone"]}
     rest = {name: item for name, item in given.items() if name != "tensors_to_clone"}
-    mutation = torch_api.higher_order("triton_kernel_wrapper_mutation")
+    mutation = torch_operators.higher_order("triton_kernel_wrapper_mutation")
     made = copies.writer.call(mutation, **{**rest, "kwargs": {**given["kwargs"], **tensors}})
     if USER_KERNEL in copies.node.meta:
         made.meta[USER_KERNEL] = copies.node.meta[USER_KERNEL]

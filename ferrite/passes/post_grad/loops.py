@@ -46,14 +46,14 @@ aten = torch.ops.aten
 @graph_pass(stage="post_grad")
 def decompose_scan_to_while_loop(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """A scan becomes a while_loop that writes each result into its place."""
-    scan = torch_api.higher_order("scan")
+    scan = torch_operators.higher_order("scan")
     return sum(decompose(module, scan, context) for module in innermost_first(gm))
 
 
 @graph_pass(stage="post_grad")
 def decompose_map_to_while_loop(gm: torch.fx.GraphModule, context: PassContext) -> int:
     """A map becomes a while_loop that writes each result into its place."""
-    return sum(decompose(module, torch_api.higher_order("map_impl"), context) for module in innermost_first(gm))
+    return sum(decompose(module, torch_operators.higher_order("map_impl"), context) for module in innermost_first(gm))
 
 
 def decompose(gm: torch.fx.GraphModule, target: Any, context: PassContext) -> int:
@@ -107,7 +107,7 @@ class StepLoop:
         given = [*written, *self.xs, *self.extra, self.sizes.node(length)]
         cond, body = self.condition(given), self.body(given, written)
         names = [self.attach(graph, what) for graph, what in ((cond, "cond"), (body, "body"))]
-        loop = self.writer.call(torch_api.higher_order("while_loop"), *names, (0, *self.init), tuple(given))
+        loop = self.writer.call(torch_operators.higher_order("while_loop"), *names, (0, *self.init), tuple(given))
         kept = [self.writer.call(operator.getitem, loop, 1 + position) for position in range(carries)]
         return dict(enumerate([*kept, *buffers]))
 
