@@ -8,28 +8,21 @@ from ferrite.graph import ModelLine
 from ferrite.ir.expr import Expr, Masked, Param, Random, cast, const, data, index_value, load, op
 from ferrite.ir.index.algebra import ZERO, Axis, Index, as_index, axis, minimum, symbol
 from ferrite.ir.program import arguments as host
+from ferrite.ir.program.loop_operations import Combine, Compute, Destination, Origin, Reduce, Scan, Sort, Store
 from ferrite.ir.program.nodes import (
     Assert,
     Bind,
     Buffer,
     Call,
     Collective,
-    Combine,
-    Compute,
-    Destination,
     DeviceCopy,
     If,
     Invoke,
     Item,
-    Origin,
     Program,
-    Reduce,
     Scalar,
-    Scan,
     Seeds,
     Size,
-    Sort,
-    Store,
     Template,
     UserKernel,
     Wait,

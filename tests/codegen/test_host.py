@@ -14,7 +14,8 @@ import torch.nn.functional as F
 import ferrite
 from ferrite.ir.index.algebra import ZERO
 from ferrite.ir.program.arguments import Constant, Literal, Mapping, Ref, Sequence, Slice
-from ferrite.ir.program.nodes import Buffer, Call, Origin, Program
+from ferrite.ir.program.loop_operations import Origin
+from ferrite.ir.program.nodes import Buffer, Call, Program
 from ferrite.runtime import Boxed, load_host
 from ferrite.runtime.host_program import Saved
 from ferrite.schedule.plan import make_plan

@@ -12,27 +12,21 @@ from ferrite.ir.index.algebra import as_index, axis, symbol
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.program import arguments as host
 from ferrite.ir.program.laws import verify_program
+from ferrite.ir.program.loop_operations import Combine, Compute, Destination, Reduce, Scan, Sort, Store
 from ferrite.ir.program.nodes import (
     Assert,
     Bind,
     Call,
     Collective,
-    Combine,
-    Compute,
-    Destination,
     DeviceCopy,
     If,
     Invoke,
     Item,
     Program,
     RandomState,
-    Reduce,
     Scalar,
-    Scan,
     Seeds,
     Size,
-    Sort,
-    Store,
     Wait,
     While,
 )

@@ -10,7 +10,8 @@ import torch
 from ferrite.ir.expr import Masked, Random, const, data, index_value, nodes_of, op
 from ferrite.ir.index.algebra import as_index, axis, symbol
 from ferrite.ir.program import arguments as host
-from ferrite.ir.program.nodes import Bind, Call, Compute, If, Invoke, Program, Scalar, Size, Store, While
+from ferrite.ir.program.loop_operations import Compute, Store
+from ferrite.ir.program.nodes import Bind, Call, If, Invoke, Program, Scalar, Size, While
 from ferrite.ir.program.operation_facts import (
     Access,
     axes_of,

@@ -14,7 +14,8 @@ from ferrite.errors import UserError
 from ferrite.ir.expr import Cast, Const, cast, const, data, index_value, op
 from ferrite.ir.index.algebra import as_index, axis, maximum, minimum, symbol
 from ferrite.ir.program import arguments as host
-from ferrite.ir.program.nodes import Call, Compute, Scalar, Store
+from ferrite.ir.program.loop_operations import Compute, Store
+from ferrite.ir.program.nodes import Call, Scalar
 from ferrite.ir.program.parse import BadText, parse
 from ferrite.ir.program.spelling import constant_text
 from ferrite.ir.program.text import expression_text

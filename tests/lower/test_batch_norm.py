@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.laws import verify_program
-from ferrite.ir.program.nodes import Reduce
+from ferrite.ir.program.loop_operations import Reduce
 from ferrite.lower.graph import lower_module
 from tests.lower.lowered import assert_interpreted_as_eager, eager_calls, operations, programs, traced
 

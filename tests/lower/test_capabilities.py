@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
-from ferrite.ir.program.nodes import Bind, Call, Compute, Program, Reduce, Scan, Sort, Template
+from ferrite.ir.program.loop_operations import Compute, Reduce, Scan, Sort
+from ferrite.ir.program.nodes import Bind, Call, Program, Template
 from tests.compare import assert_same_as_eager, compile_strict, compiled_graphs, reset
 from tests.lower.lowered import INTERPRETER, calls, operations, programs, run
 

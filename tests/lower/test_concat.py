@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ferrite.ir.program.laws import verify_program
-from ferrite.ir.program.nodes import Compute
+from ferrite.ir.program.loop_operations import Compute
 from tests.lower.lowered import assert_interpreted_as_eager, eager_calls, kinds, operations, program_of
 
 pytestmark = pytest.mark.quick

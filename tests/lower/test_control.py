@@ -11,7 +11,8 @@ from torch._higher_order_ops import map as map_rows
 
 from ferrite.capture import torch_operators
 from ferrite.ir import number
-from ferrite.ir.program.nodes import Call, If, Invoke, Scan, While, argument_names
+from ferrite.ir.program.loop_operations import Scan
+from ferrite.ir.program.nodes import Call, If, Invoke, While, argument_names
 from ferrite.ir.program.operation_facts import bodies_of, has_effect, reads, writes
 from ferrite.lower.graph import lower_module
 from tests.compare import assert_same_as_eager, compile_strict, compiled_graphs, reset

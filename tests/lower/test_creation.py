@@ -11,7 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ferrite.capture import torch_api
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.laws import verify_program
-from ferrite.ir.program.nodes import Allocate, Compute
+from ferrite.ir.program.loop_operations import Compute
+from ferrite.ir.program.nodes import Allocate
 from ferrite.lower.graph import lower_module
 from tests.lower.lowered import assert_lowered, calls, run, traced
 

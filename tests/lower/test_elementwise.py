@@ -10,7 +10,8 @@ import torch
 
 from ferrite.ir.expr import Cast, Op, nodes_of
 from ferrite.ir.program.interpret import interpret
-from ferrite.ir.program.nodes import Compute, Program
+from ferrite.ir.program.loop_operations import Compute
+from ferrite.ir.program.nodes import Program
 from ferrite.ir.program.operation_facts import roots_of
 from ferrite.lower.graph import lower_module
 from ferrite.lower.ops import special

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ferrite.ir.program.interpret import interpret
-from ferrite.ir.program.nodes import Compute, DeviceCopy, call_of
+from ferrite.ir.program.loop_operations import Compute
+from ferrite.ir.program.nodes import DeviceCopy, call_of
 from ferrite.lower.graph import lower_module
 from tests.lower.lowered import calls, operations, run, traced
 

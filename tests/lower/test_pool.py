@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ferrite.ir.program.nodes import Reduce, Template
+from ferrite.ir.program.loop_operations import Reduce
+from ferrite.ir.program.nodes import Template
 from tests.lower.lowered import assert_interpreted_as_eager, eager_calls, kinds, operations, program_of, programs_of
 
 aten = torch.ops.aten

@@ -7,7 +7,8 @@ import torch
 
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.laws import verify_program
-from ferrite.ir.program.nodes import Compute, Seeds
+from ferrite.ir.program.loop_operations import Compute
+from ferrite.ir.program.nodes import Seeds
 from ferrite.lower.graph import lower_module
 from ferrite.lower.table import DRAWN
 from ferrite.passes.joint import randoms as randoms  # defines torch.ops.ferrite

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ferrite.ir.program.nodes import Reduce, Scan, Sort
+from ferrite.ir.program.loop_operations import Reduce, Scan, Sort
 from ferrite.lower.table import how_lowered
 from tests.lower.lowered import assert_interpreted_as_eager, assert_lowered, eager_calls, kinds, operations, program_of
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from ferrite.codegen.triton import kernel_source
 from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.program.interpret import interpret
-from ferrite.ir.program.nodes import Sort
+from ferrite.ir.program.loop_operations import Sort
 from ferrite.machines import GpuMachine
 from ferrite.schedule.gpu import profit
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed

@@ -20,7 +20,8 @@ from ferrite.ir.kernel.nodes import Attend, walk
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.laws import verify_program
-from ferrite.ir.program.nodes import Attention, Program, call_of
+from ferrite.ir.program.loop_operations import Attention
+from ferrite.ir.program.nodes import Program, call_of
 from ferrite.ir.program.parse import parse
 from ferrite.lower.graph import LoweredProgram, lower_module
 from ferrite.machines import AttentionBlocks, AttentionMachine

@@ -13,7 +13,8 @@ from ferrite.ir import Index
 from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.nodes import Kernel
 from ferrite.ir.kernel.parse import parse_kernel
-from ferrite.ir.program.nodes import Operation, Scan
+from ferrite.ir.program.loop_operations import Scan
+from ferrite.ir.program.nodes import Operation
 from ferrite.machines import Machine
 from ferrite.runtime import KernelStore, in_range
 from ferrite.schedule.cpu import CpuScheduling

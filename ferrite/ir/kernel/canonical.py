@@ -29,7 +29,7 @@ from ferrite.ir.kernel.nodes import (
     Update,
     When,
 )
-from ferrite.ir.program.nodes import Attention, Destination
+from ferrite.ir.program.loop_operations import Attention, Destination
 
 Body = tuple[Statement, ...]
 ALIGNED_ELEMENTS = 16  # rows of a multiple of these begin where a vector can be loaded, in every type

@@ -47,7 +47,7 @@ from ferrite.ir.kernel.nodes import (
     When,
 )
 from ferrite.ir.program.attention_interpret import attention_results
-from ferrite.ir.program.nodes import Destination
+from ferrite.ir.program.loop_operations import Destination
 from ferrite.ir.random import random_numbers
 from ferrite.ir.scalar import OPERATORS
 from ferrite.ir.states import STATES

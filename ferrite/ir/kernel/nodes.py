@@ -82,7 +82,7 @@ import torch
 
 from ferrite.ir.expr import Const, Data, Expr, Op, data_of, indices_of, nodes_of
 from ferrite.ir.index.algebra import TEXT, Axis, Index, Symbol
-from ferrite.ir.program.nodes import NOWHERE, Attention, Mode, Origin
+from ferrite.ir.program.loop_operations import NOWHERE, Attention, Mode, Origin
 from ferrite.ir.scalar import STOPPING
 from ferrite.ir.types import is_integer
 

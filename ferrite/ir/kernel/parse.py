@@ -27,7 +27,7 @@ from ferrite.ir.kernel.nodes import (
     When,
 )
 from ferrite.ir.program.attention_text import AttentionReader
-from ferrite.ir.program.nodes import Mode
+from ferrite.ir.program.loop_operations import Mode
 from ferrite.ir.program.read import Source
 from ferrite.ir.states import STATES
 

@@ -10,7 +10,7 @@ import torch
 from ferrite.ir.expr import Expr
 from ferrite.ir.expr_interpret import Points
 from ferrite.ir.index.algebra import Axis
-from ferrite.ir.program.nodes import Attention, BlockList
+from ferrite.ir.program.loop_operations import Attention, BlockList
 
 # All points of some axes, with parameters of expressions there.
 PointsOf = Callable[[Sequence[Axis], Sequence[torch.Tensor]], Points]

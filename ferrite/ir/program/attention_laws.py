@@ -9,7 +9,7 @@ import torch
 from ferrite.ir.expr import Expr, Param, indices_of, nodes_of
 from ferrite.ir.index.algebra import Axis
 from ferrite.ir.invalid import InvalidProgram
-from ferrite.ir.program.nodes import Attention
+from ferrite.ir.program.loop_operations import Attention
 from ferrite.ir.types import short
 
 SUMMED_IN = (torch.float32, torch.float64)

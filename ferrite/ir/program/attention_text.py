@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from ferrite.ir.expr import Expr
 from ferrite.ir.index.algebra import Axis, axis
-from ferrite.ir.program.nodes import Attention, BlockList, Destination, Gradients
+from ferrite.ir.program.loop_operations import Attention, BlockList, Destination, Gradients
 from ferrite.ir.program.read import Reader
 from ferrite.ir.program.spelling import Values
 

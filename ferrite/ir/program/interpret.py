@@ -14,17 +14,15 @@ from ferrite.ir.index.substitution import evaluate
 from ferrite.ir.program import arguments as host
 from ferrite.ir.program.attention_interpret import attention_results
 from ferrite.ir.program.lifetimes import Frees, frees
+from ferrite.ir.program.loop_operations import Attention, Compute, Destination, Reduce, Scan, Sort
 from ferrite.ir.program.nodes import (
     Allocate,
     Assert,
-    Attention,
     Bind,
     Buffer,
     Call,
     CallArgument,
     Collective,
-    Compute,
-    Destination,
     DeviceCopy,
     If,
     Invoke,
@@ -32,12 +30,9 @@ from ferrite.ir.program.nodes import (
     Operation,
     Program,
     RandomState,
-    Reduce,
     Scalar,
-    Scan,
     Seeds,
     Size,
-    Sort,
     Template,
     UserKernel,
     Wait,

@@ -10,16 +10,14 @@ from typing import TypeVar
 from ferrite.ir.expr import Expr, Load, Op, data_of, indices_of, nodes_of, symbols_in
 from ferrite.ir.index.algebra import Axis, Index, Symbol
 from ferrite.ir.program.arguments import Ref
+from ferrite.ir.program.loop_operations import Attention, Compute, Destination, Reduce, Scan, Sort, Store
 from ferrite.ir.program.nodes import (
     Allocate,
     Assert,
-    Attention,
     Bind,
     Call,
     CallArgument,
     Collective,
-    Compute,
-    Destination,
     DeviceCopy,
     If,
     Invoke,
@@ -28,12 +26,8 @@ from ferrite.ir.program.nodes import (
     Output,
     Program,
     RandomState,
-    Reduce,
-    Scan,
     Seeds,
     Size,
-    Sort,
-    Store,
     UserKernel,
     Wait,
     While,

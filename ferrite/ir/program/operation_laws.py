@@ -11,22 +11,8 @@ from ferrite.ir.expr_laws import is_narrow, wrong_data, wrong_type
 from ferrite.ir.index.algebra import ZERO, Axis, Index, Symbol
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.program.attention_laws import check_attention
-from ferrite.ir.program.nodes import (
-    ASSERTED,
-    Assert,
-    Attention,
-    Bind,
-    Buffer,
-    DeviceCopy,
-    If,
-    Item,
-    Operation,
-    RandomState,
-    Reduce,
-    Scan,
-    Seeds,
-    Sort,
-)
+from ferrite.ir.program.loop_operations import Attention, Reduce, Scan, Sort
+from ferrite.ir.program.nodes import ASSERTED, Assert, Bind, Buffer, DeviceCopy, If, Item, Operation, RandomState, Seeds
 from ferrite.ir.program.operation_facts import axes_of, destinations_of, expressions, roots_of, stores_of
 from ferrite.ir.program.scans import SCANS
 from ferrite.ir.reductions import REDUCTIONS

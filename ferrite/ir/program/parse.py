@@ -12,6 +12,7 @@ from ferrite.ir.expr import Expr
 from ferrite.ir.index.algebra import ZERO, Axis, Index, Symbol, axis
 from ferrite.ir.program import arguments as host
 from ferrite.ir.program.attention_text import AttentionReader
+from ferrite.ir.program.loop_operations import Combine, Compute, Destination, Mode, Reduce, Scan, Sort, Store
 from ferrite.ir.program.nodes import (
     ASSERTED,
     Allocate,
@@ -20,25 +21,17 @@ from ferrite.ir.program.nodes import (
     Buffer,
     CallArgument,
     Collective,
-    Combine,
-    Compute,
-    Destination,
     DeviceCopy,
     If,
     Input,
     Invoke,
     Item,
     Kind,
-    Mode,
     Operation,
     Output,
     Program,
     RandomState,
-    Reduce,
-    Scan,
     Seeds,
-    Sort,
-    Store,
     Template,
     UserKernel,
     Wait,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ferrite.ir.expr_interpret import Points
-from ferrite.ir.program.nodes import Combine
+from ferrite.ir.program.loop_operations import Combine
 
 Results = tuple[torch.Tensor, ...]
 

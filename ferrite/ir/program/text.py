@@ -25,30 +25,23 @@ from ferrite.ir.index.algebra import Axis, Index, Number, Symbol
 from ferrite.ir.program import arguments as host
 from ferrite.ir.program.attention_text import attention_text
 from ferrite.ir.program.line_text import expression_text as expression_text
+from ferrite.ir.program.loop_operations import Attention, Compute, Destination, Origin, Reduce, Scan, Sort, Store
 from ferrite.ir.program.nodes import (
     Allocate,
     Assert,
-    Attention,
     Bind,
     Buffer,
     Call,
     Collective,
-    Compute,
-    Destination,
     DeviceCopy,
     If,
     Invoke,
     Item,
     Operation,
-    Origin,
     Output,
     Program,
     RandomState,
-    Reduce,
-    Scan,
     Seeds,
-    Sort,
-    Store,
     Template,
     UserKernel,
     Wait,

@@ -13,7 +13,8 @@ from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Attention, Destination, Operation
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.attention_few_rows import FewRows
-from ferrite.schedule.cpu.attention_rows import F32, RowBlocks, lies_along
+from ferrite.schedule.cpu.attention_parts import F32, lies_along
+from ferrite.schedule.cpu.attention_rows import RowBlocks
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.loops.attention import pointers_of_attention, with_places

@@ -22,7 +22,7 @@ from functools import cached_property
 from ferrite.ir import Axis, Expr, Index, axis, cast, op, rewrite_indices
 from ferrite.ir.kernel import Accumulate, Loop, Store, Update
 from ferrite.ir.program import Destination
-from ferrite.schedule.cpu.attention_rows import (
+from ferrite.schedule.cpu.attention_parts import (
     F32,
     GREATEST,
     NOTHING,
@@ -35,11 +35,11 @@ from ferrite.schedule.cpu.attention_rows import (
     TOTAL,
     ZERO_F32,
     Keys,
-    RowBlocks,
     at,
     steps_of,
     within,
 )
+from ferrite.schedule.cpu.attention_rows import RowBlocks
 from ferrite.schedule.cpu.products import extent_of
 from ferrite.schedule.cpu.vectors import vector_loop
 from ferrite.schedule.loops.axes import Body

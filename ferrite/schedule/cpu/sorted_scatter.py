@@ -40,11 +40,11 @@ from ferrite.ir import (
     index_value,
     number,
     op,
+    program,
     substitute,
 )
 from ferrite.ir.kernel import Accumulate, Let, Loop, Scratch, State, Statement, Store, Update, When
 from ferrite.ir.program import Compute, Operation, stores_of
-from ferrite.ir.program import nodes as program
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.vectors import lanes_for, shared
 from ferrite.schedule.fusion.accesses import axes_in, step_of
