@@ -19,7 +19,7 @@ from ferrite.errors import Refusal
 from ferrite.graph import HALVES, SHORT_NAMES, fake_value, is_elementwise
 from ferrite.machines import beside_cublas, gpu_machine
 from ferrite.passes.shared.cases import normal, on_accelerator
-from ferrite.passes.shared.own_products import OPERANDS
+from ferrite.passes.shared.own_products import OPERANDS, owned
 from ferrite.rewrite import Case, NodeRule, Site
 from ferrite.tune import MAX_RATIO, Along, ProductProblem
 
@@ -28,14 +28,7 @@ ON_GPU = ("cuda", "meta")  # where there is none, rules look at tensors without 
 
 
 def owned_on_gpu(site: Site) -> Any:
-    left, right = (site.arguments[name] for name in OPERANDS[site.node.target])
-    if site.options.own_products == "off":
-        return Refusal("the option own_products is off")
-    if (refusal := reason_against(site, fake_value(left), fake_value(right))) is not None:
-        return refusal
-    if site.options.own_products == "auto" and (refusal := reason_to_leave(site, fake_value(left), fake_value(right))):
-        return refusal
-    return written(site, left, right)
+    return owned(site, reason_against, reason_to_leave, written)
 
 
 def written(site: Site, left: Any, right: Any) -> Any:

@@ -14,26 +14,21 @@ from typing import Any
 
 import torch
 
-from ferrite.errors import Refusal
-from ferrite.graph import fake_value
 from ferrite.passes.post_grad.gpu_products import OWN_PRODUCT_ON_GPU
 from ferrite.passes.post_grad.short_weights import SHORT_WEIGHT_RULES
 from ferrite.passes.shared.cases import normal
-from ferrite.passes.shared.own_products import OPERANDS, reason_against, reason_to_leave, with_bias
+from ferrite.passes.shared.own_products import OPERANDS, owned, reason_against, reason_to_leave, with_bias
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
 
 
-def owned(site: Site) -> Any:
-    left, right = (site.arguments[name] for name in OPERANDS[site.node.target])
-    if site.options.own_products == "off":
-        return Refusal("the option own_products is off")
-    if (refusal := reason_against(site, fake_value(left), fake_value(right))) is not None:
-        return refusal
-    if site.options.own_products == "auto" and (refusal := reason_to_leave(site, fake_value(left), fake_value(right))):
-        return refusal
+def owned_on_cpu(site: Site) -> Any:
+    return owned(site, reason_against, reason_to_leave, written)
+
+
+def written(site: Site, left: Any, right: Any) -> Any:
     return with_bias(site, site.call(torch.ops.ferrite.product.default, left, right))
 
 
@@ -50,7 +45,7 @@ OWN_PRODUCT = NodeRule(
     name="own_product",
     purpose="a matrix product becomes loops, which are fused with what follows them",
     targets=tuple(OPERANDS),
-    rewrite=owned,
+    rewrite=owned_on_cpu,
     numerics="rounded",
     examples=(
         Case("two matrices", aten.mm.default, normal((5, 4), (4, 6)), ALWAYS),

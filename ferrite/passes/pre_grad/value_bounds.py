@@ -21,6 +21,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import Storage, fake_value, says_so, storages_of
 from ferrite.passes.pre_grad.predicates import SHAPE_VIEWS, is_plain
+from ferrite.passes.shared.filled import FILLED, FILLS, NUMBER_NAMES, ONES, ZEROS
 from ferrite.rewrite import arguments_of
 
 aten = torch.ops.aten
@@ -43,11 +44,6 @@ class Bounds(NamedTuple):
 
 TRUE, FALSE, EITHER = Bounds(1, 1), Bounds(0, 0), Bounds(0, 1)
 
-# Constructors of one number: where they have it.
-FILLED: Mapping[Any, int] = {torch.full: 1, torch.full_like: 1, "new_full": 2, torch.tensor: 0, torch.scalar_tensor: 0}
-NUMBER_NAMES = ("fill_value", "data", "s")
-ZEROS = frozenset({torch.zeros, torch.zeros_like, "new_zeros"})
-ONES = frozenset({torch.ones, torch.ones_like, "new_ones"})
 # Their elements are elements of their first operand.
 MOVES = SHAPE_VIEWS | {
     *(aten.expand.default, aten.expand_as.default, aten.broadcast_to.default, aten.repeat.default),
@@ -120,7 +116,6 @@ ARITHMETIC: Mapping[Any, Callable[[Bounds, Bounds], Bounds | None]] = {
     aten.mul.Tensor: product,
 }
 CHOICES = frozenset({aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar})
-FILLS = frozenset({aten.masked_fill.Scalar, aten.masked_fill.Tensor})
 
 
 class ValueBounds:

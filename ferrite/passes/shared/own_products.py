@@ -6,7 +6,7 @@ read them. What is decided here is decided nowhere else; where it pays was measu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -51,6 +51,21 @@ def product_of_panels(left: torch.Tensor, panels: torch.Tensor, columns: int) ->
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------
+
+Reason = Callable[[Site, torch.Tensor, torch.Tensor], Refusal | None]
+
+
+def owned(site: Site, reason_against: Reason, reason_to_leave: Reason, written: Callable[..., Any]) -> Any:
+    """A product of our own in place of torch's call, where the option `own_products` and both reasons let it be one."""
+    left, right = (site.arguments[name] for name in OPERANDS[site.node.target])
+    values = fake_value(left), fake_value(right)
+    if site.options.own_products == "off":
+        return Refusal("the option own_products is off")
+    if (refusal := reason_against(site, *values)) is not None:
+        return refusal
+    if site.options.own_products == "auto" and (refusal := reason_to_leave(site, *values)) is not None:
+        return refusal
+    return written(site, left, right)
 
 
 def reason_against(site: Site, left: torch.Tensor, right: torch.Tensor) -> Refusal | None:

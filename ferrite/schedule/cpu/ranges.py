@@ -48,7 +48,7 @@ from ferrite.schedule.cpu.vectors import vector_loop
 from ferrite.schedule.loops.axes import Body, replaced
 from ferrite.schedule.loops.conditions import SHIFTS, difference_of, known_value
 
-MAX_PIECES = 6  # of one loop: each has code of its own
+MAX_RANGES = 6  # of one loop: each has code of its own
 MAX_STATEMENTS = 64  # of a body that is written out once for every piece
 
 
@@ -78,7 +78,7 @@ def pieces_of(loop: Loop, machine: Machine) -> list[Statement]:
         if cut is None:
             place += 1
             continue
-        if len(pieces) == MAX_PIECES:
+        if len(pieces) == MAX_RANGES:
             return [loop]
         before = piece(item, body, ZERO, cut.place, {cut.difference: cut.negative_before})
         after = piece(item, body, cut.place, item.extent - cut.place, {cut.difference: not cut.negative_before})
@@ -105,7 +105,7 @@ def decided_regions(axes: Sequence[Axis], body: Body) -> list[tuple[list[Axis], 
         if (first := next(cuts, None)) is None:
             found.append((here, body))
             continue
-        if len(found) + len(waiting) + 2 > MAX_PIECES:
+        if len(found) + len(waiting) + 2 > MAX_RANGES:
             return []
         place, cut = first
         whole = here[place]

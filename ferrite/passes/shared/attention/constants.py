@@ -9,19 +9,11 @@ import torch
 
 from ferrite.graph import Storage, fake_value, storages_of
 from ferrite.passes.shared.attention.found import Node, is_tensor, source_of
+from ferrite.passes.shared.filled import FILLED, FILLS, NUMBER_NAMES, ONES, ZEROS
 from ferrite.rewrite import arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-# Constructors of one number, spelled as torch and as ATen, and which argument is the number.
-FILLED = {
-    **dict.fromkeys((torch.full, torch.full_like, aten.full.default, aten.full_like.default), 1),
-    **dict.fromkeys((torch.tensor, torch.scalar_tensor, aten.scalar_tensor.default), 0),
-    "new_full": 2,
-}
-NUMBER_NAMES = ("fill_value", "data", "s")
-ZEROS = {torch.zeros, torch.zeros_like, aten.zeros.default, aten.zeros_like.default, "new_zeros"}
-ONES = {torch.ones, torch.ones_like, aten.ones.default, aten.ones_like.default, "new_ones"}
 # Calls whose elements are elements of their first argument.
 MOVES = {
     *(aten.expand.default, aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim),
@@ -34,7 +26,6 @@ CASTS = {
     *(prims.convert_element_type.default, aten.type_as.default),
 }
 WHERES = {aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar}
-FILLS = {aten.masked_fill.Scalar, aten.masked_fill.Tensor}
 MAX_STEPS = 8  # from a value back to the numbers it is made of: a limit on the time to compile
 Values = frozenset[float] | None
 
