@@ -23,7 +23,7 @@ import torch
 
 from ferrite.cache import check_folder, full_path, make_folders, make_shared, write_folder
 from ferrite.capture import CapturedGraph, torch_api
-from ferrite.errors import CompilerBug, warn_user
+from ferrite.errors import warn_user
 from ferrite.graph import module_source
 from ferrite.options import Options
 
@@ -34,10 +34,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ferrite.debug.repro import replay
+from ferrite.diagnosis import compile_again
 from graph import Graph, make_inputs
 
-sys.exit(replay(Graph(), make_inputs(), options={options!r}, dynamic={dynamic}, grad={grad}))
+sys.exit(compile_again(Graph(), make_inputs(), options={options!r}, dynamic={dynamic}, grad={grad}))
 '''
 
 
@@ -178,7 +178,7 @@ def written(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-# --- what run.py calls ------------------------------------------------------------------------------------------------
+# --- what graph.py calls ----------------------------------------------------------------------------------------------
 
 
 def stand_in(
@@ -202,23 +202,3 @@ def stand_in(
 def missing(what: str) -> Any:
     """Stands where a value or function has no source form; the repro needs it filled in by hand."""
     raise SystemExit(f"this repro needs {what}, which could not be written down: edit graph.py to supply it")
-
-
-def replay(
-    module: torch.nn.Module, inputs: list[Any], options: dict[str, Any], dynamic: bool | None, grad: bool
-) -> int:
-    """Compile strictly, forward and backward; print the failure and return 1, or say that there is none."""
-    import ferrite
-
-    torch.compiler.reset()
-    try:
-        with torch.set_grad_enabled(grad):
-            outputs = ferrite.compile(module, dynamic=dynamic, **options, strict=True, keep_repro=False)(*inputs)
-            losses = [out.float().sum() for out in outputs if isinstance(out, torch.Tensor) and out.requires_grad]
-            if losses:
-                torch.stack(losses).sum().backward()
-    except CompilerBug as bug:
-        print(f"CompilerBug: {bug}")
-        return 1
-    print("no failure: this version compiles the graph")
-    return 0

@@ -105,6 +105,19 @@ def test_imports_run_one_way():
     assert not wrong
 
 
+@pytest.mark.quick
+def test_nothing_below_what_a_user_calls_asks_the_root_for_more_than_its_version():
+    """`import ferrite` in a function would be a way back up."""
+    wrong = []
+    for path in modules():
+        if RANK.get(layer_of(path), len(RANK)) >= RANK["api"] or "import ferrite\n" not in (text := path.read_text()):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ferrite":
+                wrong += [f"{path.relative_to(ROOT)}:{node.lineno} asks for {node.attr}"] * (node.attr != "__version__")
+    assert not wrong
+
+
 # Packages inside of packages that have front doors of their own.
 INNER = "ir.program ir.kernel codegen.llvm codegen.triton runtime.cpu runtime.cuda schedule.cpu"
 INNER += " schedule.gpu schedule.fusion schedule.loops schedule.memory passes.freezing passes.joint passes.post_grad"
