@@ -68,15 +68,18 @@ from ferrite.passes import (
     JOINT,
     POST_GRAD,
     PRE_GRAD,
+    add_values,
     all_agreed,
     captured_communication,
     check_ranks,
     checked_options,
     communication_identity,
     communication_of,
+    inlined_with_record,
+    numerics_checked,
+    reason_to_leave,
+    values_to_examples,
 )
-from ferrite.passes.freezing import inlined_with_record
-from ferrite.passes.pre_grad import add_values, numerics_checked, reason_to_leave, values_to_examples
 from ferrite.pipeline import PassRecord, Pipeline, devices_in, no_times
 from ferrite.runtime import (
     Boxed,

@@ -63,9 +63,7 @@ from ferrite.ir.program import (
     writes,
 )
 from ferrite.ir.program import arguments as host
-from ferrite.schedule import Plan, Run
-from ferrite.schedule.fusion import BufferTable, likely
-from ferrite.schedule.memory import accessed
+from ferrite.schedule import BufferTable, Plan, Run, accessed, likely
 
 WORD = re.compile(r"\w+")
 INDENT = "    "

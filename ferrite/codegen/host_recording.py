@@ -27,8 +27,7 @@ from ferrite.errors import ModelLine, Refusal
 from ferrite.ir import Symbol
 from ferrite.ir.program import Assert, Bind, Buffer, Call, Collective, Item, Operation, UserKernel, call_of, writes
 from ferrite.ir.program import arguments as host
-from ferrite.schedule import Plan, Run
-from ferrite.schedule.fusion import BufferTable
+from ferrite.schedule import BufferTable, Plan, Run
 
 INDENT = "    "
 MIN_LAUNCHES = 3  # fewer are as quick without: inputs of a part are copied

@@ -17,8 +17,7 @@ from ferrite.errors import NotScheduled
 from ferrite.ir import Index, Number, Symbol, substitute
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Buffer
-from ferrite.schedule import Launch, ParallelRegion, Run
-from ferrite.schedule.memory import bytes_at
+from ferrite.schedule import Launch, ParallelRegion, Run, bytes_at
 
 KernelNumbers = Mapping[tuple[str, Kernel], int]  # by their device, and by themselves
 Buffers = Mapping[str, Buffer]

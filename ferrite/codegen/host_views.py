@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 
 from ferrite.codegen.host_parts import tensors_of
 from ferrite.ir.program import Operation, call_of
-from ferrite.schedule import Plan, Run
-from ferrite.schedule.fusion import BufferTable
-from ferrite.schedule.memory import accessed
+from ferrite.schedule import BufferTable, Plan, Run, accessed
 
 
 @dataclass

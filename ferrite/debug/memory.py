@@ -9,8 +9,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.debug.record import PeakMemory
 from ferrite.graph import Storage, fake_value, leaves, storages_of, tensor_storages
-from ferrite.schedule import Plan
-from ferrite.schedule.memory import peak_of
+from ferrite.schedule import Plan, peak_of
 
 GIVEN = ("placeholder", "get_attr")
 

@@ -33,7 +33,7 @@ from ferrite.errors import UserError, nearest
 from ferrite.ir.kernel import Kernel, parse_kernel, verify_kernel
 from ferrite.ir.program import parse, verify_program
 from ferrite.options import Options, resolve
-from ferrite.passes.pre_grad import Tolerance, unlike_values
+from ferrite.passes import Tolerance, unlike_values
 from ferrite.runtime import Boxed, least_seconds, load_host, run_in_eager
 from ferrite.schedule import Plan, Run, Step, device_type, make_plan
 from ferrite.targets import Targets, buildable, executable_of, kernel_sources, runs_of, targets_for

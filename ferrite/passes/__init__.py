@@ -14,7 +14,7 @@ from ferrite.capture import torch_api
 from ferrite.errors import UserError, nearest
 from ferrite.options import NoSettings, Options, check_choices
 from ferrite.passes.candidates import candidate
-from ferrite.passes.freezing import FREEZE, freezing_passes, inline_parameters, siblings
+from ferrite.passes.freezing import FREEZE, freezing_passes, inline_parameters, inlined_with_record, siblings
 from ferrite.passes.joint import JOINT, joint_graph_passes
 from ferrite.passes.names import with_full_names
 from ferrite.passes.post_grad import POST_GRAD, check_fusions, post_grad_passes
@@ -28,7 +28,17 @@ from ferrite.passes.post_grad.distributed import (
     communication_identity,
     communication_of,
 )
-from ferrite.passes.pre_grad import PRE_GRAD, pre_grad_passes, sum_of_linears
+from ferrite.passes.pre_grad import (
+    PRE_GRAD,
+    Tolerance,
+    add_values,
+    numerics_checked,
+    pre_grad_passes,
+    reason_to_leave,
+    sum_of_linears,
+    unlike_values,
+    values_to_examples,
+)
 from ferrite.passes.pre_grad.horizontal import FusionLimits, Horizontal
 from ferrite.passes.pre_grad.numeric_check import check_settings
 from ferrite.passes.pre_grad.split_cat import PARTS, PartSettings
@@ -45,6 +55,8 @@ __all__ = [
     "PRE_GRAD",
     "CollectiveRecord",
     "CommunicationRecord",
+    "Tolerance",
+    "add_values",
     "all_agreed",
     "all_rules",
     "candidate",
@@ -57,9 +69,14 @@ __all__ = [
     "flops_of_call",
     "freezing_passes",
     "inline_parameters",
+    "inlined_with_record",
     "joint_graph_passes",
+    "numerics_checked",
     "post_grad_passes",
     "pre_grad_passes",
+    "reason_to_leave",
+    "unlike_values",
+    "values_to_examples",
     "why",
 ]
 

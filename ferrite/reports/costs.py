@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from ferrite.errors import NotScheduled
 from ferrite.ir import Atom, Index, Number, Op, Symbol, evaluate, nodes_of
 from ferrite.ir.program import Operation, Reduce, Scan, axes_of, reads, roots_of, writes
-from ferrite.schedule.fusion import BufferTable
-from ferrite.schedule.memory import bytes_at
+from ferrite.schedule import BufferTable, bytes_at
 
 Hints = Mapping[str, int]
 

@@ -10,9 +10,7 @@ from ferrite.ir.program import Operation, writes
 from ferrite.reports.data import Held, Memory
 from ferrite.reports.sources import SourceLines
 from ferrite.reports.texts import title_of
-from ferrite.schedule import Plan, Run
-from ferrite.schedule.fusion import BufferTable
-from ferrite.schedule.memory import accessed, bytes_at
+from ferrite.schedule import BufferTable, Plan, Run, accessed, bytes_at
 
 ARENA = "arena"
 

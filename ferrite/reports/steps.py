@@ -12,8 +12,7 @@ from ferrite.reports.costs import bytes_moved, flops_of
 from ferrite.reports.data import Collective, Step
 from ferrite.reports.sources import SourceLines
 from ferrite.reports.texts import GraphTexts, runs_in_order, title_of
-from ferrite.schedule import Launch, Plan, Run
-from ferrite.schedule.fusion import BufferTable
+from ferrite.schedule import BufferTable, Launch, Plan, Run
 
 CALL = re.compile(r"\b(op_\w+)\(")
 STARTS, WAITS = "_c10d_functional.", "_c10d_functional.wait_tensor"

@@ -1,14 +1,19 @@
 """Scheduling: a program becomes kernels, and a plan of when each runs and where its memory is."""
 
+from ferrite.schedule.fusion import BufferTable, Group, Member, likely, step_of
+from ferrite.schedule.memory import accessed, bytes_at, peak_of
 from ferrite.schedule.plan import make_plan
 from ferrite.schedule.steps import INTERPRETED, FusionRefusal, Launch, ParallelRegion, Plan, Run, Step, device_type
 from ferrite.schedule.target import BuiltKernel, Postponing, RunMemory, Scheduling
 
 __all__ = [
     "INTERPRETED",
+    "BufferTable",
     "BuiltKernel",
     "FusionRefusal",
+    "Group",
     "Launch",
+    "Member",
     "ParallelRegion",
     "Plan",
     "Postponing",
@@ -16,6 +21,11 @@ __all__ = [
     "RunMemory",
     "Scheduling",
     "Step",
+    "accessed",
+    "bytes_at",
     "device_type",
+    "likely",
     "make_plan",
+    "peak_of",
+    "step_of",
 ]

@@ -14,8 +14,18 @@ from ferrite.ir.program import Operation, Program, call_of, writes
 from ferrite.pipeline import Fuel
 from ferrite.runtime import KernelStore, StepTimes, labels_of
 from ferrite.runtime.cuda import Recorder
-from ferrite.schedule import BuiltKernel, Plan, Postponing, Run, RunMemory, Scheduling, device_type
-from ferrite.schedule.fusion import BufferTable, Group, Member
+from ferrite.schedule import (
+    BufferTable,
+    BuiltKernel,
+    Group,
+    Member,
+    Plan,
+    Postponing,
+    Run,
+    RunMemory,
+    Scheduling,
+    device_type,
+)
 from ferrite.targets.choose import Targets
 from ferrite.targets.cuda import CudaTarget
 from ferrite.targets.target import LoadedRun

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ferrite.codegen.triton.module import BlockAxis, Module, Scope
 from ferrite.ir import ONE, ZERO, Axis, Expr, Index, Load, Number, substitute
-from ferrite.schedule.fusion import step_of
+from ferrite.schedule import step_of
 
 ALIGNED = 16  # bytes
 MAX_SIDE = 256  # elements of a block along one dimension

@@ -11,7 +11,7 @@ import torch
 from ferrite import api
 from ferrite.capture import torch_api
 from ferrite.diagnosis.bisect.probe import ResultsDiffer
-from ferrite.passes.pre_grad import Tolerance, unlike_values
+from ferrite.passes import Tolerance, unlike_values
 from ferrite.runtime import least_seconds
 
 MEASURED_SECONDS = 0.3
