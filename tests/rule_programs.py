@@ -2,7 +2,7 @@
 
 `PROGRAMS` is the table: what is to fire (a rule by its name, a pass as `stage/name`), and the program it fires in.
 Where a rule's own example fires through the front door it serves as one, under the options in `ASKED`; the others are
-written out. `EXCEPT` names what cannot be seen so, with the reason.
+written out, those that need a GPU among them. Passes over collectives have theirs in `tests.distributed.rule_programs`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Program:
     terms: float = 0.0
     config: Mapping[str, Any] = field(default_factory=dict)  # of Dynamo
     slow: bool = False  # left to the long sweeps
+    traced: bool = False  # by FX: modules are called as such
+    on_gpu: bool = False
 
 
 # --- rules by their own examples --------------------------------------------------------------------------------------
@@ -348,6 +350,40 @@ def halves(x: Any) -> Any:
     return first * 2 + second
 
 
+class Identities(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Identity(), nn.ReLU(), nn.Identity())
+
+    def forward(self, x: Any) -> Any:
+        return (self.layers(x) * 2,)
+
+
+class Images(nn.Module):
+    """Convolutions with batch norm and something that another layout changes: a view of all that an image has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.last = nn.Conv2d(8, 8, 3)
+        self.to("cuda", torch.bfloat16)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.norm(self.first(x)).relu()).flatten(1).float()
+
+
+def on_gpu(make_inputs: Inputs) -> Inputs:
+    return lambda: [each.cuda().detach().requires_grad_(each.requires_grad) for each in make_inputs()]
+
+
+def by_a_kernel_of_the_users(x: Any) -> Any:
+    from tests.targets.test_user_kernels import doubled_in_place
+
+    y = x.sin()
+    doubled_in_place[(2,)](y, y.numel(), BLOCK=32)
+    return y + x
+
+
 def quantized_region(a: Any, b: Any) -> Any:
     return InvokeQuant()(lambda a, b: (a * 2).sin() @ b, a, b, scheme="nf4") + 1
 
@@ -361,6 +397,7 @@ def frozen(**options: Any) -> dict[str, Any]:
 
 WRITTEN_OUT: tuple[Program, ...] = (
     # pre_grad
+    Program(Identities, randn((5,)), ("pre_grad/remove_identity",), traced=True),
     Program(lambda x: x.sum(axis=1, keepdims=True) * 2, randn((3, 4)), ("pre_grad/numpy_compat_normalization",)),
     Program(
         lambda x: torch.sin(input=x), randn((3, 4)), ("pre_grad/normalize_node_kwargs_pass", "pre_grad/torch_spelling")
@@ -536,6 +573,30 @@ WRITTEN_OUT: tuple[Program, ...] = (
         options={"post_grad_fusions": ("normalization_aten_pass",), "post_grad_custom_pre_pass": chunks_anew},
     ),
 )
+# Whose kernels only a GPU has. Without one, tests of these passes look at graphs that say "cuda".
+ON_A_GPU: tuple[Program, ...] = (
+    Program(lambda x: x[torch.arange(4)] * 2, on_gpu(randn((6, 3))), ("joint/fix_iota_device",), on_gpu=True),
+    Program(
+        lambda x: x * 2 + (torch.arange(5.0) * 3).sin().to(x.device),
+        on_gpu(randn((4, 5))),
+        ("post_grad/move_constructors_to_gpu",),
+        on_gpu=True,
+    ),
+    Program(
+        Images,
+        on_gpu(lambda: [torch.randn(2, 3, 8, 8, dtype=torch.bfloat16)]),
+        ("training_channels_last_on_gpu",),
+        on_gpu=True,
+        backward=True,
+    ),
+    Program(
+        by_a_kernel_of_the_users,
+        on_gpu(randn((50,))),
+        ("post_grad/decompose_triton_kernel_wrapper_functional",),
+        on_gpu=True,
+        exact=False,  # such a kernel has one type, and is not run in double precision
+    ),
+)
 # Programs that look alike, in which something must not fire.
 NEARLY: tuple[Program, ...] = (
     Program(
@@ -591,35 +652,12 @@ FROZEN_MISSES: tuple[Program, ...] = (
         Copied, lambda: [torch.randn(4, 4, dtype=torch.float64)], not_here=("to_copy_noop",), **FROZEN, exact=False
     ),
 )
-WRITTEN = frozenset(name for program in WRITTEN_OUT for name in program.fires)
-EXCEPT = {
-    "pre_grad/remove_identity": "Dynamo takes modules apart: calls of them are in graphs that were traced otherwise",
-    "joint/fix_iota_device": "needs a GPU",
-    "joint/channels_last_in_training": "needs a GPU; tests/rules/test_image_layouts.py takes the CPU for one",
-    "training_channels_last_on_gpu": "the same",
-    "post_grad/move_constructors_to_gpu": "needs a GPU",
-    "post_grad/decompose_triton_kernel_wrapper_functional": "needs a GPU",
-    **dict.fromkeys(
-        (
-            "post_grad/remove_fsdp2_unsharded_param_graph_input_usage",
-            "post_grad/micro_pipeline_tp_pass",
-            "post_grad/low_contention_collectives",
-            "post_grad/fuse_ddp_communication",
-            "post_grad/decompose_collectives",
-            "post_grad/dedup_reduce_scatter",
-            "post_grad/bucket_reduce_scatter",
-            "post_grad/bucket_all_reduce",
-            "post_grad/bucket_all_gather",
-            "post_grad/overlap_scheduling",
-        ),
-        "needs several processes: tests/distributed/",
-    ),
-}
+WRITTEN = frozenset(name for program in (*WRITTEN_OUT, *ON_A_GPU) for name in program.fires)
 
 
 def by_examples() -> Iterator[Program]:
     """The rules whose own example fires."""
-    done = {*WRITTEN, *EXCEPT}
+    done = set(WRITTEN)
     for rule in all_rules():
         if rule.name in done:
             continue
@@ -662,5 +700,5 @@ for pipeline in PIPELINES:
     for step in pipeline.passes:
         for rule in step.rules:
             PASS_OF.setdefault(rule.name, f"{pipeline.name}/{step.name}")
-PROGRAMS = (*WRITTEN_OUT, *by_examples())
+PROGRAMS = (*WRITTEN_OUT, *ON_A_GPU, *by_examples())
 NEAR_MISSES = (*NEARLY, *FROZEN_MISSES, *near_misses())

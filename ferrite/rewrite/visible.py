@@ -98,6 +98,9 @@ class VisibleMemory:
         operands = (storages_of(operand) for node in writers for operand in node.all_input_nodes)
         later = (storages_of(node) for node in graph.nodes if node.meta.get(WRITTEN_AFTER))
         self.written: frozenset[Storage] = frozenset().union(*operands, *later)
+        # those that hooks of the user's are registered on: `y = x.clone(); y.register_hook(...)` is no hook on `x`
+        hooks = (node for node in graph.nodes if getattr(node.target, "__name__", "") == "register_hook")
+        self.hooked = {node.args[0] for node in hooks}
         self.outputs = {node: storages_of(node) for node in graph.output_node().all_input_nodes}
         self.readers = collections.Counter(each for found in self.outputs.values() for each in found)
 
@@ -114,6 +117,8 @@ class VisibleMemory:
         """
         returned: set[torch.fx.Node] = set()
         for before, after in pairs:
+            if self.hooked and not self.hooked.isdisjoint(later_selves(before)):
+                return Refusal(f"a hook sees the gradient of {before.name} alone")
             same = set(maybe_itself(after))
             mine = set() if before not in self.outputs and before in later_selves(after) else self.returned_as(before)
             if mine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,6 +51,30 @@ def test_tensor_hook_registered_inside() -> None:
         return y * 3
 
     assert_same_as_eager(forward, lambda: [torch.randn(5, requires_grad=True)], backward=True, dynamic=False)
+
+
+IDLE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "clone": torch.clone,
+    "times one": lambda x: x * 1,
+    "all of it": lambda x: x[:],
+    "a view": lambda x: x.view(x.shape),
+    "itself": lambda x: x.contiguous(),
+    "nothing is idle": torch.sin,
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_a_hook_is_on_the_tensor_that_it_was_registered_on(name: str) -> None:
+    """What has the same numbers has another gradient."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = IDLE[name](x.exp())
+        y.register_hook(lambda gradient: gradient * 2)
+        z = IDLE[name](x)
+        z.register_hook(lambda gradient: gradient * 3)
+        return y * x.exp() + z * x
+
+    assert_same_as_eager(forward, lambda: [torch.randn(5, requires_grad=True)], backward=True, fullgraph=True)
 
 
 def test_post_accumulate_hook_runs_once_per_backward() -> None:

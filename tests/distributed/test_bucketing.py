@@ -59,6 +59,23 @@ def test_one_that_needs_another_is_in_a_later_bucket():
     assert count(gm, "all_gather") == 2
 
 
+def twice(collective: Any) -> Any:
+    return lambda x: collective(collective(x))
+
+
+def test_one_that_sends_on_what_another_brought_is_in_a_later_bucket():
+    """Nothing is computed between the two."""
+
+    def chain(a, b):
+        return gathered(gathered(a)), gathered(b).t()
+
+    gm = bucketed(chain, torch.randn(2, 8), torch.randn(2, 8))
+    assert count(gm, "all_gather") == 2
+    for kind, name, function in (("rs", "reduce_scatter", scattered), ("ar", "all_reduce", reduced)):
+        gm = bucketed(twice(function), torch.randn(64, 8), kind=kind)
+        assert count(gm, name) == 2
+
+
 @pytest.mark.parametrize(
     ("other", "left"),
     [(lambda c: gathered(c.double()), 2), (lambda c: gathered(c, "0"), 1), (lambda c: gathered(c.int()), 2)],

@@ -7,7 +7,6 @@ fired, and everything that can be seen of the results is eager's. A rule or pass
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,43 +16,17 @@ from torch.utils import _pytree as pytree
 
 import ferrite
 from ferrite.passes import PIPELINES, all_rules
-from ferrite.pipeline import PassRecord
-from tests.compare import assert_same_as_eager, compile_strict
-from tests.rule_programs import EXCEPT, NEAR_MISSES, PASS_OF, PROGRAMS, Program
-
-IN_ORDER = [(pipeline.name, step.name) for pipeline in PIPELINES for step in pipeline.passes]
-
-
-def fired(record: Any) -> set[str]:
-    """Rules by their names, passes as `stage/name`: what the record says has changed a graph."""
-    found = set(record.rewrites)
-    for stage, steps in record.passes.items():
-        found |= {f"{stage}/{step.name}" for step in steps if did_something(step)}
-    for graph in record.graphs:
-        found |= set(passes_of_graph(graph.passes))
-    return found
-
-
-def did_something(step: PassRecord) -> bool:
-    return step.changed or bool(step.facts)
-
-
-def passes_of_graph(steps: tuple[PassRecord, ...]) -> Iterator[str]:
-    """A graph lists the passes of all its stages one after the other, and two stages may have one of a name."""
-    place = 0
-    for step in steps:
-        name = step.name.rpartition("/")[2]
-        later = next((at for at in range(place, len(IN_ORDER)) if IN_ORDER[at][1] == name), None)
-        if later is None:
-            continue
-        if "/" not in step.name:  # those of graphs inside come first
-            place = later
-        if did_something(step):
-            yield "/".join(IN_ORDER[later])
+from tests.compare import Run, assert_same_as_eager, assert_same_run, compile_strict, random_state
+from tests.distributed.rule_programs import PROGRAMS as ON_RANKS
+from tests.fired import fired
+from tests.rule_programs import NEAR_MISSES, PASS_OF, PROGRAMS, Program
+from tests.triton_kernels import ON_A_GPU
 
 
 def run(program: Program) -> set[str]:
     """Compile, compare with eager; what fired."""
+    if program.traced:
+        return run_traced(program)
     made = isinstance(program.function, (type, functools.partial))
     function = program.function() if made else program.function
     if program.redrawn:
@@ -70,6 +43,15 @@ def run(program: Program) -> set[str]:
                 dynamic=program.dynamic,
                 fullgraph=True,
             )
+    return fired(ferrite.last_compile())
+
+
+def run_traced(program: Program) -> set[str]:
+    """FX's own tracer takes nothing apart; the backend is called as a function of a graph and its inputs."""
+    gm, inputs = torch.fx.symbolic_trace(program.function()), program.make_inputs()
+    wanted = gm(*inputs)
+    mine = torch._dynamo.lookup_backend("ferrite")(gm, inputs, options={"strict": True, **program.options})
+    assert_same_run(*(Run(outputs, inputs, {}, {}, random_state()) for outputs in (tuple(mine(*inputs)), wanted)), None)
     return fired(ferrite.last_compile())
 
 
@@ -99,14 +81,19 @@ def test_every_rule_and_pass_has_a_program():
     rules = {rule.name for rule in all_rules()}
     built = {f"{stage.name}/{step.name}" for stage in PIPELINES for step in stage.passes}
     shown = {name for program in PROGRAMS for name in wanted(program)}
+    shown |= {name for program in ON_RANKS for name in program.fires}
     assert shown <= rules | built
-    assert sorted((rules | built) - shown) == sorted(EXCEPT), "without a program"
+    assert not (rules | built) - shown, "without a program"
     assert {name for program in NEAR_MISSES for name in program.not_here} >= rules
 
 
 def table(programs: tuple[Program, ...]) -> list[Any]:
     return [
-        pytest.param(each, id=(each.fires or each.not_here)[0], marks=[pytest.mark.slow] * each.slow)
+        pytest.param(
+            each,
+            id=(each.fires or each.not_here)[0],
+            marks=[pytest.mark.slow] * each.slow + ON_A_GPU * each.on_gpu,
+        )
         for each in programs
     ]
 

@@ -132,9 +132,12 @@ def filled(run: Sequence[Exchange], layout: Layout, cap: Cap) -> list[list[Excha
     for exchange in run:
         job, bytes_ = layout.job(exchange), max(exchange.given, exchange.result)
         fits = bool(found) and size + bytes_ <= cap(len(found) - 1)
-        if fits and max(available, job.available) <= min(needed, job.needed):
+        # What is first needed where a member begins is needed by that member: it can be in no bucket with it.
+        first_needed = min(needed, job.needed)
+        begins = fits and {layout.place[each.start] for each in (*found[-1], exchange)}
+        if begins and max(available, job.available) <= first_needed and first_needed not in begins:
             found[-1].append(exchange)
-            size, available, needed = size + bytes_, max(available, job.available), min(needed, job.needed)
+            size, available, needed = size + bytes_, max(available, job.available), first_needed
         else:
             found.append([exchange])
             size, available, needed = bytes_, job.available, job.needed
