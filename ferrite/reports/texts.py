@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ferrite.debug import Compiled, GraphRow
-from ferrite.ir.kernel import Kernel, kernel_rows, walk
-from ferrite.ir.program import Operation, Program, call_of, program_rows, writes
+from ferrite.ir import Expr, nodes_of
+from ferrite.ir.kernel import Kernel, Row, kernel_rows
+from ferrite.ir.program import Operation, Program, call_of, program_rows, roots_of, writes
 from ferrite.reports.data import Text
-from ferrite.reports.statements import EMPTY, Nodes, nodes_by_statement
+from ferrite.reports.statements import StatementNodes, nodes_by_statement
+from ferrite.reports.values import EMPTY, ComputedValues, NodeNames, Nodes
 from ferrite.schedule import Launch, Plan, Run, device_type
 from ferrite.schedule.fusion import BufferTable
 from ferrite.targets import Target
@@ -35,12 +37,13 @@ class Sets:
 
 
 class GraphTexts:
-    """Of one graph. `rows`: its nodes, in order."""
+    """Of one graph. `rows`: its nodes, in order; `computed`: what they were lowered to."""
 
-    def __init__(self, compiled: Compiled, rows: Sequence[GraphRow]) -> None:
+    def __init__(self, compiled: Compiled, rows: Sequence[GraphRow], computed: Sequence[tuple[str, Expr]]) -> None:
         self.program, self.plan, self.targets = compiled.program, compiled.plan, compiled.targets
         self.source = compiled.executable.source
-        self.within = computed_within(self.program, rows)
+        self.names = NodeNames(self.program, rows)
+        self.computed = ComputedValues((self.program, self.plan.program), computed, self.names)
         self.sets = Sets()
         self.texts: list[Text] = []
 
@@ -54,21 +57,31 @@ class GraphTexts:
         return self.known(operation.origin.nodes)
 
     def known(self, names: Iterable[str]) -> Nodes:
-        return EMPTY.union(*(self.within.get(name, EMPTY) for name in names))
+        return self.names.of(names)
 
     # --- the program --------------------------------------------------------------------------------------------------
 
     def add_program(self) -> int:
         by_buffer = nodes_by_buffer(self.program, self.known)
-        operations = self.program.operations
+        operations = [self.nodes_in(operation) for operation in self.program.operations]
+        found: list[tuple[str, Nodes]] = []
+        before: int | None = None
+        for line, number, value in program_rows(self.program):
+            if number is None:
+                nodes = by_buffer.get(line.strip().partition(" = ")[0], EMPTY)
+            elif number != before:  # the line that it begins with: all of it
+                nodes = self.nodes_of(self.program.operations[number])
+            else:
+                nodes = operations[number].of(value)
+            found.append((line, nodes))
+            before = number
+        return self.add("loop program", found)
 
-        def nodes(line: str, operation: int | None) -> Nodes:
-            if operation is not None:
-                return self.nodes_of(operations[operation])
-            name = line.strip().partition(" = ")[0]
-            return by_buffer.get(name, EMPTY)
-
-        return self.add("loop program", ((line, nodes(line, number)) for line, number in program_rows(self.program)))
+    def nodes_in(self, operation: Operation) -> StatementNodes:
+        whole, memo = self.nodes_of(operation), self.computed.memo
+        values = [value for value in nodes_of(*roots_of(operation)) if value in memo]
+        own = self.names.own(operation, self.computed.computed_by(values, memo, whole))
+        return StatementNodes(own, self.computed.by_value(values, memo, whole, own))
 
     # --- kernels ------------------------------------------------------------------------------------------------------
 
@@ -82,21 +95,24 @@ class GraphTexts:
         for number, (device, kernel) in enumerate(pairs):
             kernel = launches[device, kernel][0].kernel  # with origins
             named = f"kernel {number}"
-            by_statement = [EMPTY] * sum(1 for _ in walk(kernel.body))
+            by_statement: list[StatementNodes] = []
             whole = EMPTY
             for launch in launches[device, kernel]:
                 whole |= self.known(node for each in launch.operations for node in each.origin.nodes)
-                one = nodes_by_statement(launch, table, self.known)
-                by_statement = [old | new for old, new in zip(by_statement, one, strict=True)]
-
-            def nodes(statement: int | None, by: Sequence[Nodes] = by_statement, all_of_it: Nodes = whole) -> Nodes:
-                return all_of_it if statement is None else by[statement]
-
-            text = self.add(named, ((line, nodes(at)) for line, at in kernel_rows(replace(kernel, origins=()))))
+                one = nodes_by_statement(launch, table, self.names, self.computed)
+                before = by_statement or one
+                by_statement = [old.beside(new) for old, new in zip(before, one, strict=True)]
+            text = self.add(
+                named,
+                (
+                    (line, whole if at is None else by_statement[at].of(value))
+                    for line, at, value in kernel_rows(replace(kernel, origins=()))
+                ),
+            )
             target = self.targets[device_type(device)]
             rows = [
-                (line, EMPTY if at is None and not HEAD.match(line) else nodes(at))
-                for line, at in code_rows(kernel, target, f"kernel_{number}")
+                (line, by_statement[at].of(value) if at is not None else whole if HEAD.match(line) else EMPTY)
+                for line, at, value in code_rows(kernel, target, f"kernel_{number}")
             ]
             code = self.add(f"{named} as {target.language}", rows) if rows else -1
             found.append((text, code, target.language))
@@ -122,21 +138,6 @@ class GraphTexts:
 
         lines = self.source.commented.rstrip("\n").split("\n")
         return self.add("host program", ((line, nodes(line)) for line in lines))
-
-
-def computed_within(program: Program, rows: Sequence[GraphRow]) -> dict[str, Nodes]:
-    """For each node what is computed where it is: itself, and what it reads that no operation stands for. Such a node
-    is computed wherever it is used."""
-    numbers = {row.name: number for number, row in enumerate(rows)}
-    alone = {node for operation in program.operations for node in operation.origin.nodes}
-    alone |= {row.name for row in rows if row.is_input}
-    found: dict[str, Nodes] = {}
-    for row in rows:
-        if row.name in found:
-            continue
-        more = (found[each] for each in row.reads if each in found and each not in alone)
-        found[row.name] = frozenset((numbers[row.name],)).union(*more)
-    return found
 
 
 def digest_of(kernel: Kernel) -> str:
@@ -167,7 +168,7 @@ def runs_in_order(plan: Plan) -> list[Run]:
     return [step for _, each in plans_in_order(plan) for step in each.steps if isinstance(step, Run)]
 
 
-def code_rows(kernel: Kernel, target: Target, name: str) -> list[tuple[str, int | None]]:
+def code_rows(kernel: Kernel, target: Target, name: str) -> list[Row]:
     """Generated code; none where it cannot be made here."""
     try:
         return target.source_rows(kernel, name)
