@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from ferrite.reports.passes import hunks_between
 from ferrite.reports.write import _at_exit, write_all
 from tests.compare import compile_strict
 from tests.ranks import imagined_ranks
+from tests.reports.tuned import tuned_report
 
 pytestmark = pytest.mark.usefixtures("llvm_kernels")
 
@@ -315,6 +317,25 @@ def test_measured_steps_have_times_and_limits(path):
     assert limits["device"] == "cpu"
     assert limits["bytes_per_second"] > 1e8
     assert limits["flops_per_second"] > 1e8
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_products_that_were_measured(path, monkeypatch, fresh_compiler):
+    record = tuned_report(path, monkeypatch)
+    (compile_data,) = read_record(path)["compiles"][-1:]
+    found = {each["problem"]: each for each in compile_data["tuning"]}
+    asked = {str(problem): times for problem, times in record.products.items() if str(problem) in found}
+    assert len(asked) == len(found) == 3
+    assert all("bf16 1 x 8 x" in problem for problem in found)
+    for problem, times in asked.items():
+        assert (found[problem]["torch"], found[problem]["ours"]) == (times.torch, times.ours)
+        assert found[problem]["configuration"] == str(times.config)
+    assert [step["title"] for step in compile_data["graphs"][-1]["steps"]].count("ferrite.product.default") == 3
+
+
+def test_nothing_was_measured_where_nobody_asked(path):
+    compile_data, _ = reported(path, model, torch.randn(8, 16), torch.randn(16, 4))
+    assert compile_data["tuning"] == []
 
 
 def test_branches_and_the_kernels_in_them(path):

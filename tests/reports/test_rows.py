@@ -10,8 +10,8 @@ from ferrite.codegen.llvm import host_processor, kernel_rows, kernel_text
 from ferrite.codegen.triton import kernel_rows as triton_rows
 from ferrite.codegen.triton import kernel_source
 from ferrite.ir import Load, Op, nodes_of
-from ferrite.ir.kernel import kernel_rows as rows_of_kernel
 from ferrite.ir.kernel import Accumulate, nodes_in, walk
+from ferrite.ir.kernel import kernel_rows as rows_of_kernel
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.program import program_rows, roots_of
 from tests.loop_kernels import KERNELS, SOFTMAX

@@ -205,9 +205,16 @@ function breaksByPlace() {
 }
 
 function tuningSection(main) {
-  const columns = ["product", "#torch", "#ours", "chosen", "arranged as"];
-  main.append(card("Matrix products that were measured", table(columns, compileNow().tuning.map((each) => [
-    mono(each.problem), `${each.torch.toFixed(1)} µs`, `${each.ours.toFixed(1)} µs`, each.ours < each.torch ? "ours" : "torch's", mono(each.configuration)]))));
+  const columns = ["what", "#torch", "#ours", "#times as fast", "", "ours arranged as"];
+  const rows = compileNow().tuning.slice().sort((one, other) => other.torch / other.ours - one.torch / one.ours);
+  const most = Math.max(1, ...rows.map((each) => each.torch / each.ours));
+  main.append(card("Products and calls that were measured",
+    el("p", { class: "dim" }, "Torch's call, and the fastest kernel of ours or a library's, from the record of measurements or measured when a pass first asked. What follows a product element by element may decide for ours where both take as long: it saves a way through memory. Of a product: its type, batch x rows x columns x summed, and along what its factors lie in memory."),
+    table(columns, rows.map((each) => {
+      const times = each.torch / each.ours;
+      return [mono(each.problem), `${each.torch.toFixed(1)} µs`, `${each.ours.toFixed(1)} µs`, el("span", { class: times >= 1 ? "good" : "bad" }, times.toFixed(2)),
+        el("div", { class: "bar", style: { width: `${(90 * times) / most}px` } }), mono(each.configuration)];
+    }))));
 }
 
 function communicationSection(main) {
