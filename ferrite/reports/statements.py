@@ -7,7 +7,7 @@ computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ferrite.ir import Expr, Load, Local
@@ -40,20 +40,37 @@ class StatementNodes:
         return self.nodes if value is None else self.values.get(value, self.nodes)
 
     def beside(self, other: StatementNodes) -> StatementNodes:
-        """Of a kernel that is launched twice."""
         values = {value: nodes | other.values.get(value, EMPTY) for value, nodes in self.values.items()}
         return StatementNodes(self.nodes | other.nodes, values)
 
 
-def nodes_by_statement(
-    launch: Launch, table: BufferTable, names: NodeNames, computed: ComputedValues
-) -> list[StatementNodes]:
-    """For each statement of a launch, in the order of `walk`."""
+@dataclass(frozen=True)
+class LaunchNodes:
+    """Of a kernel: all of them, those of each statement in the order of `walk`, and those that read or write through
+    each pointer."""
+
+    whole: Nodes
+    statements: Sequence[StatementNodes]
+    pointers: Mapping[str, Nodes]
+
+    def beside(self, other: LaunchNodes) -> LaunchNodes:
+        """Of a kernel that is launched twice."""
+        statements = [one.beside(two) for one, two in zip(self.statements, other.statements, strict=True)]
+        pointers = {name: nodes | other.pointers[name] for name, nodes in self.pointers.items()}
+        return LaunchNodes(self.whole | other.whole, statements, pointers)
+
+
+def nodes_of_launch(launch: Launch, table: BufferTable, names: NodeNames, computed: ComputedValues) -> LaunchNodes:
     found = _Statements(launch, table, names, computed)
     found.all()
-    return [
+    statements = [
         StatementNodes(nodes or found.whole, values) for nodes, values in zip(found.found, found.values, strict=True)
     ]
+    pointers = {
+        name: (found.kept.get(name, EMPTY) | found.users.get(name, EMPTY)) or found.whole
+        for name in (each.name for each in launch.kernel.pointers)
+    }
+    return LaunchNodes(found.whole, statements, pointers)
 
 
 class _Statements:

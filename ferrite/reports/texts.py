@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,14 +13,13 @@ from ferrite.ir import Expr, nodes_of
 from ferrite.ir.kernel import Kernel, Row, kernel_rows
 from ferrite.ir.program import Operation, Program, call_of, program_rows, roots_of, writes
 from ferrite.reports.data import Text
-from ferrite.reports.statements import StatementNodes, nodes_by_statement
+from ferrite.reports.statements import LaunchNodes, StatementNodes, nodes_of_launch
 from ferrite.reports.values import EMPTY, ComputedValues, NodeNames, Nodes
 from ferrite.schedule import Launch, Plan, Run, device_type
 from ferrite.schedule.fusion import BufferTable
 from ferrite.targets import Target
 
 ASSIGNED = re.compile(r"\s*((?:\w+, )*\w+),? = ")
-HEAD = re.compile(r"define |def ")  # of a function, in generated code
 RUN = re.compile(r"\brun_(\d+)\(")
 
 
@@ -44,6 +44,7 @@ class GraphTexts:
         self.source = compiled.executable.source
         self.names = NodeNames(self.program, rows)
         self.computed = ComputedValues((self.program, self.plan.program), computed, self.names)
+        self.table = BufferTable(self.plan.program)
         self.sets = Sets()
         self.texts: list[Text] = []
 
@@ -90,33 +91,30 @@ class GraphTexts:
         launches: dict[tuple[str, Kernel], list[Launch]] = {}
         for launch in self.plan.launches:
             launches.setdefault((launch.device, launch.kernel), []).append(launch)
-        table = BufferTable(self.plan.program)
         found = []
         for number, (device, kernel) in enumerate(pairs):
             kernel = launches[device, kernel][0].kernel  # with origins
             named = f"kernel {number}"
-            by_statement: list[StatementNodes] = []
-            whole = EMPTY
-            for launch in launches[device, kernel]:
-                whole |= self.known(node for each in launch.operations for node in each.origin.nodes)
-                one = nodes_by_statement(launch, table, self.names, self.computed)
-                before = by_statement or one
-                by_statement = [old.beside(new) for old, new in zip(before, one, strict=True)]
-            text = self.add(
-                named,
-                (
-                    (line, whole if at is None else by_statement[at].of(value))
-                    for line, at, value in kernel_rows(replace(kernel, origins=()))
-                ),
-            )
-            target = self.targets[device_type(device)]
+            nodes = functools.reduce(LaunchNodes.beside, (self.in_launch(each) for each in launches[device, kernel]))
+
+            def of(line: str, at: int | None, value: Expr | None, nodes: LaunchNodes = nodes) -> Nodes:
+                if at is not None:
+                    return nodes.statements[at].of(value)
+                return nodes.pointers.get(line.strip().partition(" = ")[0], nodes.whole)
+
+            text = self.add(named, ((row[0], of(*row)) for row in kernel_rows(replace(kernel, origins=()))))
+            target, name = self.targets[device_type(device)], f"kernel_{number}"
+            begins = re.compile(rf"(define|def) .*\b{name}\b")  # its functions, but none of those that it calls
             rows = [
-                (line, by_statement[at].of(value) if at is not None else whole if HEAD.match(line) else EMPTY)
-                for line, at, value in code_rows(kernel, target, f"kernel_{number}")
+                (row[0], EMPTY if row[1] is None and not begins.match(row[0]) else of(*row))
+                for row in code_rows(kernel, target, name)
             ]
             code = self.add(f"{named} as {target.language}", rows) if rows else -1
             found.append((text, code, target.language))
         return found
+
+    def in_launch(self, launch: Launch) -> LaunchNodes:
+        return nodes_of_launch(launch, self.table, self.names, self.computed)
 
     # --- the host program ---------------------------------------------------------------------------------------------
 
