@@ -76,6 +76,7 @@ class Compilation:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Time a stage, and remember its name on an exception that leaves it."""
+        around = self.watch.stage
         with self.record.timing(name):
             self.watch.at(name)
             try:
@@ -86,6 +87,8 @@ class Compilation:
                 if not hasattr(failure, "ferrite_stage"):
                     failure.ferrite_stage = name  # type: ignore[attr-defined]
                 raise
+            finally:
+                self.watch.back_in(around)
         self.say("graph %d: %s, %.1f ms so far", self.record.number, name, self.record.stages[name] * 1e3)
 
     def attempt(self, stage: str, work: Callable[[], Result], otherwise: Result) -> Result:

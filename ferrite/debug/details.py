@@ -7,7 +7,7 @@ it was is known by its parts, and costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from ferrite.capture import torch_api
 from ferrite.codegen import Executable
 from ferrite.errors import Refusal
 from ferrite.graph import ModelLine, describe_value, fake_value, model_line
+from ferrite.ir import Expr
 from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Program
 from ferrite.passes import flops_of_call
@@ -88,6 +89,7 @@ class GraphDetails:
     rows: list[GraphRow] = field(default_factory=list)
     steps: list[GraphStep] = field(default_factory=list)
     refusals: dict[tuple[str, str], RuleRefusal] = field(default_factory=dict)  # the last word of each rule at a node
+    computed: Sequence[tuple[str, Expr]] = ()  # values as they were lowered, by the node that they are of
     compiled: Compiled | None = None
     times: StepTimes | None = None  # of kernels and calls, where they are measured
     _numbers: dict[GraphRow, int] = field(default_factory=dict, repr=False)

@@ -88,6 +88,8 @@ class Dump:
 
     def lowered(self, found: LoweredProgram) -> None:
         """The program that a graph was lowered to, and how the objects that it names can be made again."""
+        if self.details is not None:
+            self.details.computed = found.computed
         self.write("program.py", lambda: str(found.program))
         self.write("objects.json", lambda: objects_text(found.objects))
 

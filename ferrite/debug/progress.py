@@ -57,6 +57,10 @@ class CompilationProgress:
         if self.callbacks:
             self.tell()
 
+    def back_in(self, stage: str) -> None:
+        """A stage inside another one is over: no news for callbacks."""
+        self.stage, self.made = stage, (0, 0)
+
     def kernels(self, done: int, of: int) -> None:
         self.made = done, of
         if self.callbacks:

@@ -7,6 +7,7 @@ calls of torch; what takes the time; the three things that promise most.
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from ferrite.runtime import wait_for_gpus
 MAX_SHARES = 6  # that are shown
 MAX_ADVICE = 3
 PROFILED_CALLS = 3
+WITHOUT_TRACES_OF_ITS_OWN = ("KINETO_LOG_LEVEL", "6")  # torch's profiler would say when it begins and ends
+BFLOAT16_FEATURES = {"+avx512bf16", "+amx-bf16", "+bf16"}  # of x86 and of ARM, as LLVM names them
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "linear")
 
 
@@ -70,7 +73,8 @@ class Explanation:
         rows = [
             f"graphs      {len(graphs)} ({kinds}), {kernels} kernels, {calls} calls of torch",
             f"time        {step}: {milliseconds(self.compiled)} compiled, {milliseconds(self.eager)} in eager "
-            f"({self.eager / self.compiled:.2f} times as fast); the first call {self.first:.2f} s",
+            f"({self.eager / self.compiled:.2f} times as fast)",
+            f"            the first call: {self.first:.2f} s",
         ]
         for place, (reason, line) in enumerate(self.breaks):
             rows.append(f"{'breaks' if not place else '':<11} {reason}  ({line})")
@@ -129,6 +133,7 @@ def measured(
         for graph in record.graphs
         for name, line in kernel_names(graph.kernels)
     }
+    os.environ.setdefault(*WITHOUT_TRACES_OF_ITS_OWN)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])]
     for calls in (1, PROFILED_CALLS):  # the first one loads what profilers look at
         with profile(activities=activities) as profiler:
@@ -198,12 +203,8 @@ def advice_on_calls(found: Explanation, outputs: Sequence[Any], on_gpu: bool) ->
     total = found.whole
     products = sum(share.seconds for share in found.shares if share.kind == "torch" and share.what in PRODUCTS) / total
     narrow = any(isinstance(each, torch.Tensor) and each.dtype is torch.float32 for each in outputs)
-    if products > 0.4 and narrow:
-        way = (
-            "torch.set_float32_matmul_precision('high'), or bfloat16"
-            if on_gpu
-            else "bfloat16 where the processor has it"
-        )
+    if products > 0.4 and narrow and (on_gpu or computes_in_bfloat16()):
+        way = "torch.set_float32_matmul_precision('high'), or bfloat16" if on_gpu else "bfloat16"
         advice.append((0.5 * products, f"{products:.0%} of the time is products in float32: {way}"))
     if products > 0.3 and on_gpu:
         advice.append((0.4 * products, 'products measured against kernels of our own: mode="max-autotune"'))
@@ -221,6 +222,17 @@ def advice_on_calls(found: Explanation, outputs: Sequence[Any], on_gpu: bool) ->
         text = f"the kernel {slowest.what} takes most: its source and neighbours are in the dump (FERRITE_DUMP=dir)"
         advice.append((0.1, text))
     return advice
+
+
+def computes_in_bfloat16() -> bool:
+    """Whether this processor multiplies matrices of bfloat16 by itself: on others they take far longer than float32."""
+    try:
+        from ferrite.codegen.llvm import host_processor
+
+        features = host_processor().features.split(",")
+    except Exception:  # without LLVM
+        return False
+    return not BFLOAT16_FEATURES.isdisjoint(features)
 
 
 def unique_kinds(graphs: Sequence[Any]) -> list[str]:

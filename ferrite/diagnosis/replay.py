@@ -72,8 +72,12 @@ class Dumped:
         self.about: dict[str, Any] = json.loads((folder / "replay.json").read_text())
         unknown = [name for name in self.instead if not (folder / name).exists()]
         if unknown:
-            names = [path.name for path in folder.iterdir()]
-            raise UserError(f"{folder} holds no {unknown[0]}", {"did you mean": nearest(unknown[0], names)})
+            given, names = self.instead[unknown[0]], [path.name for path in folder.iterdir()]
+            stands_for = nearest(unknown[0], names) or "kernels.py"
+            raise UserError(
+                f"{folder} holds no {unknown[0]}",
+                {"to say which": f"--replace {stands_for}={given}"},
+            )
 
     def text(self, name: str) -> str:
         path = self.instead.get(name, self.folder / name)

@@ -59,6 +59,7 @@ class Builder:
         # the program
         self.buffers: dict[str, Buffer] = {}
         self.operations: list[Operation] = []
+        self.computed: list[tuple[str, Expr]] = []  # values as they were lowered, by the node that they are of
         self.random_state: int | None = None  # the place of a `RandomState` that nothing else with an effect came after
         # what is known of numbers
         self.symbols: dict[str, Expr] = {}  # numbers that are no index, by the names torch has for them

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import CapturedGraph, torch_operators
+from ferrite.ir import Expr
 from ferrite.ir.program import Program
 from ferrite.lower import families
 from ferrite.lower.builder import CPU, Builder, RandomThreads, no_threads
@@ -24,10 +25,12 @@ families.load()
 
 @dataclass(frozen=True)
 class LoweredProgram:
-    """A program, and the objects that it names."""
+    """A program, and the objects that it names. `computed`: values by the node of the graph that they are of, as far as
+    they are expressions: of several results each."""
 
     program: Program
     objects: Mapping[str, Any]
+    computed: Sequence[tuple[str, Expr]] = ()
 
 
 def lower_graph(
@@ -85,4 +88,4 @@ def lower_module(
     correct_forecasts(gm)
     builder = Builder(gm.graph, kernels_on, random_threads=random_threads, attention_on=attention_on)
     program = Walk(gm, builder, donated, output_strides).run(name)
-    return LoweredProgram(program, builder.objects)
+    return LoweredProgram(program, builder.objects, builder.computed)

@@ -201,8 +201,12 @@ def shown(value: object) -> str:
 def counts(section: str, where: str, prefix: str, before: Counter[str], after: Counter[str]) -> Iterator[Change]:
     for name in dict.fromkeys((*before, *after)):
         if before[name] != after[name]:
-            sides = (f"{side[name]} times" if side[name] else "" for side in (before, after))
+            sides = (occurrences(side[name]) for side in (before, after))
             yield Change(section, where, f"{prefix}{name}", *sides)
+
+
+def occurrences(count: int) -> str:
+    return "" if not count else "once" if count == 1 else f"{count} times"
 
 
 # --- as text and as a page --------------------------------------------------------------------------------------------

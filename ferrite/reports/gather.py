@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,7 +49,7 @@ def gather(records: Sequence[CompileRecord], limits: Sequence[data.Limits] = ())
         format=data.FORMAT,
         version=data.VERSION,
         made=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        command=" ".join(sys.argv)[:500],
+        command=command(),
         versions={
             "ferrite": ferrite.__version__,
             "torch": torch.__version__,
@@ -63,6 +64,11 @@ def gather(records: Sequence[CompileRecord], limits: Sequence[data.Limits] = ())
         limits=tuple(limits),
         notes=tuple(notes),
     )
+
+
+def command() -> str:
+    program, *arguments = sys.orig_argv
+    return shlex.join([os.path.basename(program), *arguments])[:500]
 
 
 class Budget:
@@ -233,7 +239,7 @@ def graph_data(graph: GraphRecord, details: GraphDetails | None, places: SourceL
     first, passes, last = passes_of(details)
     nodes = nodes_of(details, last, places)
     rows = [details.rows[row] for row in last]
-    texts = GraphTexts(compiled, rows)
+    texts = GraphTexts(compiled, rows, details.computed)
     program = texts.add_program()
     pairs = compiled.plan.kernels
     made = texts.add_kernels(pairs)

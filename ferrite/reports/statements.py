@@ -1,14 +1,16 @@
 """Which nodes of the graph a statement of a kernel comes from.
 
-A store comes from the operation that writes there; a reduction from the operation of its kind; what is computed on the
-way, from what it is computed for; a loop from all that is in it; the rest from all that the kernel computes.
+A store comes from the operation that writes there; a reduction from the operation of its kind; a value from the node
+that computes it, or from what it is computed for; a loop from all that is in it; the rest from all that the kernel
+computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from ferrite.ir import Load, Local
+from ferrite.ir import Expr, Load, Local
 from ferrite.ir.kernel import (
     Accumulate,
     Let,
@@ -22,26 +24,64 @@ from ferrite.ir.kernel import (
     walk,
 )
 from ferrite.ir.program import Operation, Reduce, Scan, writes
+from ferrite.reports.values import EMPTY, ComputedValues, NodeNames, Nodes
 from ferrite.schedule import Launch
 from ferrite.schedule.fusion import BufferTable
 
-Nodes = frozenset[int]
-EMPTY: Nodes = frozenset()
-Known = Callable[[Iterable[str]], Nodes]  # nodes by their names
+
+@dataclass(frozen=True)
+class StatementNodes:
+    """Of one statement, and of the values in it."""
+
+    nodes: Nodes
+    values: Mapping[Expr, Nodes]
+
+    def of(self, value: Expr | None) -> Nodes:
+        return self.nodes if value is None else self.values.get(value, self.nodes)
+
+    def beside(self, other: StatementNodes) -> StatementNodes:
+        values = {value: nodes | other.values.get(value, EMPTY) for value, nodes in self.values.items()}
+        return StatementNodes(self.nodes | other.nodes, values)
 
 
-def nodes_by_statement(launch: Launch, table: BufferTable, known: Known) -> list[Nodes]:
-    """For each statement of a launch, in the order of `walk`."""
-    found = _Statements(launch, table, known)
-    whole = known(node for each in launch.operations for node in each.origin.nodes)
-    return [nodes or whole for nodes in found.all()]
+@dataclass(frozen=True)
+class LaunchNodes:
+    """Of a kernel: all of them, those of each statement in the order of `walk`, and those that read or write through
+    each pointer."""
+
+    whole: Nodes
+    statements: Sequence[StatementNodes]
+    pointers: Mapping[str, Nodes]
+
+    def beside(self, other: LaunchNodes) -> LaunchNodes:
+        """Of a kernel that is launched twice."""
+        statements = [one.beside(two) for one, two in zip(self.statements, other.statements, strict=True)]
+        pointers = {name: nodes | other.pointers[name] for name, nodes in self.pointers.items()}
+        return LaunchNodes(self.whole | other.whole, statements, pointers)
+
+
+def nodes_of_launch(launch: Launch, table: BufferTable, names: NodeNames, computed: ComputedValues) -> LaunchNodes:
+    found = _Statements(launch, table, names, computed)
+    found.all()
+    statements = [
+        StatementNodes(nodes or found.whole, values) for nodes, values in zip(found.found, found.values, strict=True)
+    ]
+    pointers = {
+        name: (found.kept.get(name, EMPTY) | found.users.get(name, EMPTY)) or found.whole
+        for name in (each.name for each in launch.kernel.pointers)
+    }
+    return LaunchNodes(found.whole, statements, pointers)
 
 
 class _Statements:
-    def __init__(self, launch: Launch, table: BufferTable, known: Known) -> None:
-        self.body, self.known = launch.kernel.body, known
+    def __init__(self, launch: Launch, table: BufferTable, names: NodeNames, computed: ComputedValues) -> None:
+        self.body, self.names, self.computed = launch.kernel.body, names, computed
         self.numbers = statement_numbers(launch.kernel)
+        self.memo = computed.of_launch(launch)
+        self.whole = names.of(node for each in launch.operations for node in each.origin.nodes)
+        self.with_values = computed.computed_by(self.memo, self.memo, self.whole)
         self.found: list[Nodes] = [EMPTY] * sum(1 for _ in walk(self.body))
+        self.values: list[Mapping[Expr, Nodes]] = [{} for _ in self.found]
         self.stored: dict[str, Nodes] = {}  # by pointer
         written: dict[str, Nodes] = {}
         for operation in launch.operations:
@@ -52,31 +92,43 @@ class _Statements:
             self.stored[pointer.name] = self.stored.get(pointer.name, EMPTY) | written.get(name, EMPTY)
         self.reductions = [each for each in launch.operations if isinstance(each, Reduce | Scan)]
         self.updates: dict[str, Nodes] = {}  # by the name of a state
+        self.kept: dict[str, Nodes] = {}  # in memory, tiles too
         self.users: dict[str, Nodes] = {}  # of local values and tiles: what they are computed for
 
-    def all(self) -> list[Nodes]:
+    def all(self) -> None:
         for statement in walk(self.body):
             if isinstance(statement, Accumulate):
                 for state in statement.states:
                     if (operation := self.reduction(state.kind)) is not None:
                         self.updates[state.names[0]] = self.nodes_of(operation)
         for statement in reversed(list(walk(self.body))):
-            nodes = self.of(statement)
-            self.found[self.numbers[id(statement)]] |= nodes
-            for name in names_read(statement):
-                self.users[name] = self.users.get(name, EMPTY) | nodes
-        return self.found
+            number, nodes = self.numbers[id(statement)], self.of(statement)
+            values = self.computed.by_value(nodes_in(statement), self.memo, self.whole, nodes)
+            self.values[number] = values
+            if isinstance(statement, Let) or (isinstance(statement, Store) and statement.buffer not in self.stored):
+                nodes = values[statement.value]
+            self.found[number] |= nodes
+            if isinstance(statement, Store):
+                self.kept[statement.buffer] = self.kept.get(statement.buffer, EMPTY) | nodes
+            for value, its in values.items():
+                if isinstance(value, Local | Load):  # local values and memory that the statement itself reads
+                    name = value.name if isinstance(value, Local) else value.buffer
+                    self.users[name] = self.users.get(name, EMPTY) | its
 
     def of(self, statement: Statement) -> Nodes:
         """Of one whose users and insides are known."""
         match statement:
             case Store(buffer=buffer):
                 return self.stored[buffer] if buffer in self.stored else self.users.get(buffer, EMPTY)
+            case Scratch(name=name) if name in self.kept:
+                return self.kept[name]
             case Let(name=name) | Scratch(name=name):
                 return self.users.get(name, EMPTY)
             case Update(state=name):
                 return self.updates.get(name, EMPTY)
-        inside = EMPTY.union(*(self.found[self.numbers[id(each)]] for each in inner(statement)))
+        within = [self.numbers[id(each)] for each in inner(statement)]
+        values = (nodes for number in within for nodes in self.values[number].values())
+        inside = EMPTY.union(*values, *(self.found[number] for number in within))
         if isinstance(statement, Accumulate):
             inside = inside.union(*(self.updates.get(state.names[0], EMPTY) for state in statement.states))
         return inside
@@ -92,13 +144,4 @@ class _Statements:
         return chosen
 
     def nodes_of(self, operation: Operation) -> Nodes:
-        return self.known(operation.origin.nodes)
-
-
-def names_read(statement: Statement) -> Iterator[str]:
-    """Local values and memory that a statement itself reads."""
-    for item in nodes_in(statement):
-        if isinstance(item, Local):
-            yield item.name
-        elif isinstance(item, Load):
-            yield item.buffer
+        return self.names.own(operation, self.with_values)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ferrite.debug import Compiled, GraphRow, KernelCode
-from ferrite.ir.kernel import Kernel, kernel_rows, walk
-from ferrite.ir.program import Operation, Program, call_of, program_rows, writes
+from ferrite.ir import Expr, nodes_of
+from ferrite.ir.kernel import Kernel, Row, kernel_rows
+from ferrite.ir.program import Operation, Program, call_of, program_rows, roots_of, writes
 from ferrite.reports.data import Text
-from ferrite.reports.statements import EMPTY, Nodes, nodes_by_statement
+from ferrite.reports.statements import LaunchNodes, StatementNodes, nodes_of_launch
+from ferrite.reports.values import EMPTY, ComputedValues, NodeNames, Nodes
 from ferrite.schedule import Launch, Plan, Run, device_type
 from ferrite.schedule.fusion import BufferTable
 
 ASSIGNED = re.compile(r"\s*((?:\w+, )*\w+),? = ")
-HEAD = re.compile(r"define |def ")  # of a function, in generated code
 RUN = re.compile(r"\brun_(\d+)\(")
 
 
@@ -34,12 +36,14 @@ class Sets:
 
 
 class GraphTexts:
-    """Of one graph. `rows`: its nodes, in order."""
+    """Of one graph. `rows`: its nodes, in order; `computed`: what they were lowered to."""
 
-    def __init__(self, compiled: Compiled, rows: Sequence[GraphRow]) -> None:
+    def __init__(self, compiled: Compiled, rows: Sequence[GraphRow], computed: Sequence[tuple[str, Expr]]) -> None:
         self.program, self.plan, self.targets = compiled.program, compiled.plan, compiled.targets
         self.source = compiled.executable.source
-        self.within = computed_within(self.program, rows)
+        self.names = NodeNames(self.program, rows)
+        self.computed = ComputedValues((self.program, self.plan.program), computed, self.names)
+        self.table = BufferTable(self.plan.program)
         self.sets = Sets()
         self.texts: list[Text] = []
 
@@ -53,21 +57,31 @@ class GraphTexts:
         return self.known(operation.origin.nodes)
 
     def known(self, names: Iterable[str]) -> Nodes:
-        return EMPTY.union(*(self.within.get(name, EMPTY) for name in names))
+        return self.names.of(names)
 
     # --- the program --------------------------------------------------------------------------------------------------
 
     def add_program(self) -> int:
         by_buffer = nodes_by_buffer(self.program, self.known)
-        operations = self.program.operations
+        operations = [self.nodes_in(operation) for operation in self.program.operations]
+        found: list[tuple[str, Nodes]] = []
+        before: int | None = None
+        for line, number, value in program_rows(self.program):
+            if number is None:
+                nodes = by_buffer.get(line.strip().partition(" = ")[0], EMPTY)
+            elif number != before:  # the line that it begins with: all of it
+                nodes = self.nodes_of(self.program.operations[number])
+            else:
+                nodes = operations[number].of(value)
+            found.append((line, nodes))
+            before = number
+        return self.add("loop program", found)
 
-        def nodes(line: str, operation: int | None) -> Nodes:
-            if operation is not None:
-                return self.nodes_of(operations[operation])
-            name = line.strip().partition(" = ")[0]
-            return by_buffer.get(name, EMPTY)
-
-        return self.add("loop program", ((line, nodes(line, number)) for line, number in program_rows(self.program)))
+    def nodes_in(self, operation: Operation) -> StatementNodes:
+        whole, memo = self.nodes_of(operation), self.computed.memo
+        values = [value for value in nodes_of(*roots_of(operation)) if value in memo]
+        own = self.names.own(operation, self.computed.computed_by(values, memo, whole))
+        return StatementNodes(own, self.computed.by_value(values, memo, whole, own))
 
     # --- kernels ------------------------------------------------------------------------------------------------------
 
@@ -76,30 +90,30 @@ class GraphTexts:
         launches: dict[tuple[str, Kernel], list[Launch]] = {}
         for launch in self.plan.launches:
             launches.setdefault((launch.device, launch.kernel), []).append(launch)
-        table = BufferTable(self.plan.program)
         found = []
         for number, (device, kernel) in enumerate(pairs):
             kernel = launches[device, kernel][0].kernel  # with origins
             named = f"kernel {number}"
-            by_statement = [EMPTY] * sum(1 for _ in walk(kernel.body))
-            whole = EMPTY
-            for launch in launches[device, kernel]:
-                whole |= self.known(node for each in launch.operations for node in each.origin.nodes)
-                one = nodes_by_statement(launch, table, self.known)
-                by_statement = [old | new for old, new in zip(by_statement, one, strict=True)]
+            nodes = functools.reduce(LaunchNodes.beside, (self.in_launch(each) for each in launches[device, kernel]))
 
-            def nodes(statement: int | None, by: Sequence[Nodes] = by_statement, all_of_it: Nodes = whole) -> Nodes:
-                return all_of_it if statement is None else by[statement]
+            def of(line: str, at: int | None, value: Expr | None, nodes: LaunchNodes = nodes) -> Nodes:
+                if at is not None:
+                    return nodes.statements[at].of(value)
+                return nodes.pointers.get(line.strip().partition(" = ")[0], nodes.whole)
 
-            text = self.add(named, ((line, nodes(at)) for line, at in kernel_rows(replace(kernel, origins=()))))
-            target = self.targets[device_type(device)]
+            text = self.add(named, ((row[0], of(*row)) for row in kernel_rows(replace(kernel, origins=()))))
+            target, name = self.targets[device_type(device)], f"kernel_{number}"
+            begins = re.compile(rf"(define|def) .*\b{name}\b")  # its functions, but none of those that it calls
             rows = [
-                (line, EMPTY if at is None and not HEAD.match(line) else nodes(at))
-                for line, at in code_rows(kernel, target, f"kernel_{number}")
+                (row[0], EMPTY if row[1] is None and not begins.match(row[0]) else of(*row))
+                for row in code_rows(kernel, target, name)
             ]
             code = self.add(f"{named} as {target.language}", rows) if rows else -1
             found.append((text, code, target.language))
         return found
+
+    def in_launch(self, launch: Launch) -> LaunchNodes:
+        return nodes_of_launch(launch, self.table, self.names, self.computed)
 
     # --- the host program ---------------------------------------------------------------------------------------------
 
@@ -121,21 +135,6 @@ class GraphTexts:
 
         lines = self.source.commented.rstrip("\n").split("\n")
         return self.add("host program", ((line, nodes(line)) for line in lines))
-
-
-def computed_within(program: Program, rows: Sequence[GraphRow]) -> dict[str, Nodes]:
-    """For each node what is computed where it is: itself, and what it reads that no operation stands for. Such a node
-    is computed wherever it is used."""
-    numbers = {row.name: number for number, row in enumerate(rows)}
-    alone = {node for operation in program.operations for node in operation.origin.nodes}
-    alone |= {row.name for row in rows if row.is_input}
-    found: dict[str, Nodes] = {}
-    for row in rows:
-        if row.name in found:
-            continue
-        more = (found[each] for each in row.reads if each in found and each not in alone)
-        found[row.name] = frozenset((numbers[row.name],)).union(*more)
-    return found
 
 
 def digest_of(kernel: Kernel) -> str:
@@ -166,7 +165,7 @@ def runs_in_order(plan: Plan) -> list[Run]:
     return [step for _, each in plans_in_order(plan) for step in each.steps if isinstance(step, Run)]
 
 
-def code_rows(kernel: Kernel, target: KernelCode, name: str) -> list[tuple[str, int | None]]:
+def code_rows(kernel: Kernel, target: KernelCode, name: str) -> list[Row]:
     """Generated code; none where it cannot be made here."""
     try:
         return target.source_rows(kernel, name)

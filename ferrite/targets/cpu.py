@@ -10,7 +10,7 @@ from ferrite.codegen import CpuSpelling, RunTable
 from ferrite.codegen.llvm import Loaded, entry, host_processor, is_narrow, kernel_rows, machine_text, unsupported
 from ferrite.errors import Refusal
 from ferrite.ir import STATES
-from ferrite.ir.kernel import Kernel
+from ferrite.ir.kernel import Kernel, Row
 from ferrite.ir.program import Operation, Reduce, Scan, roots_of
 from ferrite.machines import Machine, host_machine
 from ferrite.runtime import KernelStore, functions_here, functions_of, one_by_one
@@ -47,7 +47,7 @@ class CpuTarget:
     def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
         return ".ll", source_of(kernel, checked)
 
-    def source_rows(self, kernel: Kernel, name: str) -> list[tuple[str, int | None]]:
+    def source_rows(self, kernel: Kernel, name: str) -> list[Row]:
         return kernel_rows(kernel, host_processor(), name)
 
     def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:

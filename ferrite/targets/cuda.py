@@ -14,7 +14,7 @@ import torch
 from ferrite.codegen import CudaSpelling, RecordedPart, RunTable
 from ferrite.codegen.llvm import machine_text
 from ferrite.codegen.triton import kernel_rows, unsupported_operation
-from ferrite.ir.kernel import Kernel
+from ferrite.ir.kernel import Kernel, Row
 from ferrite.machines import GpuMachine, gpu_machine
 from ferrite.runtime import KernelStore, in_range
 from ferrite.runtime.cuda import (
@@ -71,7 +71,7 @@ class CudaTarget:
     def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
         return ".py", source_of(kernel, self.processor)
 
-    def source_rows(self, kernel: Kernel, name: str) -> list[tuple[str, int | None]]:
+    def source_rows(self, kernel: Kernel, name: str) -> list[Row]:
         return kernel_rows(kernel, name)
 
     def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:

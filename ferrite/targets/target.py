@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ferrite.codegen import HostSpelling, RunTable
-from ferrite.ir.kernel import Kernel
+from ferrite.ir.kernel import Kernel, Row
 from ferrite.runtime import KernelStore
 from ferrite.schedule import Scheduling
 
@@ -42,8 +42,8 @@ class Target(Protocol):
     def source(self, kernel: Kernel, checked: bool = False) -> tuple[str, str]:
         """What a kernel is compiled from: how such a file ends (".ll"), and the text."""
 
-    def source_rows(self, kernel: Kernel, name: str) -> list[tuple[str, int | None]]:
-        """The lines of that source, each with the number of the statement that it comes from, where that is known."""
+    def source_rows(self, kernel: Kernel, name: str) -> list[Row]:
+        """The lines of that source, each with the statement that it comes from, where that is known."""
 
     def built_from(self, kernel: Kernel, text: str, checked: bool = False) -> tuple[str, bytes]:
         """A kernel compiled from another text, edited by hand: a name and code, as `compiled` gives them."""

@@ -131,6 +131,6 @@ def test_bad_input_is_explained(tmp_path, capsys):
     other = tmp_path / "progam.py"
     other.write_text("")
     assert main(["replay", str(folder), "--replace", str(other)]) == 2
-    assert "did you mean    program.py" in capsys.readouterr().err
+    assert f"to say which    --replace program.py={other}" in capsys.readouterr().err
     assert json.loads((folder / "replay.json").read_text())["kind"] == "inference"
     assert COMMAND_STAGES == STAGES

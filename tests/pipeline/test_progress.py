@@ -13,7 +13,8 @@ import time
 import pytest
 import torch
 
-from ferrite.debug import Progress, progress
+from ferrite.debug import Compilation, Progress, progress
+from ferrite.debug.record import forget_record
 from ferrite.options import Options
 from tests.compare import compile_strict
 
@@ -45,6 +46,16 @@ def test_a_callback_is_told_of_every_stage_and_kernel():
     assert str(told[0].line).endswith("return torch.softmax(x @ w, -1).sum() + w.cumsum(0).cos().sum()")
     assert all(each.seconds >= 0 for each in told)
     assert str(Progress("codegen", 4.21, 31, 64)) == "codegen, 31 of 64 kernels, 4.2 s"
+
+
+def test_when_a_stage_is_over_it_is_in_the_one_around():
+    """Capturing takes longest, and has the first passes inside."""
+    compilation = Compilation(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)], Options())
+    forget_record(compilation.record)
+    with compilation.stage("capture"):
+        with compilation.stage("pre_grad"):
+            assert compilation.watch.now().stage == "pre_grad"
+        assert compilation.watch.now().stage == "capture"
 
 
 class Terminal(io.StringIO):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from ferrite.reports.passes import hunks_between
 from ferrite.reports.write import _at_exit, write_all
 from tests.compare import compile_strict
 from tests.ranks import imagined_ranks
+from tests.reports.tuned import tuned_report
 
 pytestmark = pytest.mark.usefixtures("llvm_kernels")
 
@@ -48,6 +51,18 @@ def lines_of(graph, text, nodes):
     found = graph["texts"][text]
     pairs = zip(found["lines"], found["marks"], strict=True)
     return [line for line, mark in pairs if not nodes.isdisjoint(graph["sets"][mark])]
+
+
+def own_lines_of(graph, text, nodes):
+    """Lines of a text that come from these nodes alone."""
+    found = graph["texts"][text]
+    pairs = zip(found["lines"], found["marks"], strict=True)
+    return [line for line, mark in pairs if graph["sets"][mark] and nodes.issuperset(graph["sets"][mark])]
+
+
+def operators_in(lines):
+    """Of values: `v1: f32 = add(v0, a1)`."""
+    return {match[1] for line in lines if (match := re.match(r"\s*v\d+: \w+ = (\w+)\(", line))}
 
 
 def test_every_stage_leads_to_the_lines_of_the_model_and_back(path):
@@ -86,6 +101,57 @@ def test_statements_of_one_kernel_are_told_apart(path):
     assert not any("exp(" in line for line in lines["sin"])
     assert any("exp(" in line for line in lines["exp"])
     assert not any("sin(" in line for line in lines["exp"])
+
+
+def test_operators_computed_inside_one_another_have_lines_of_their_own(path):
+    """All but `a` is one operation, and everything is one kernel: still each line of the model has its own."""
+
+    def nested(x, w):
+        a = x.sin()
+        b = a * w
+        c = F.gelu(b)
+        d = c.exp() + a
+        return torch.softmax(d, -1)
+
+    compile_data, record = reported(path, nested, torch.randn(64, 32), torch.randn(64, 32))
+    graph = compile_data["graphs"][-1]
+    (kernel,) = graph["kernels"]
+    lines = ("b = a * w", "c = F.gelu(b)", "d = c.exp() + a", "return torch.softmax(d, -1)")
+    for number in (graph["program"], kernel["text"]):
+        b, c, d, softmax = (own_lines_of(graph, number, nodes_at(graph, record, line)) for line in lines)
+        assert operators_in(b) == {"mul"}
+        assert operators_in(c) == {"special_ndtr", "mul"}
+        assert operators_in(d) == {"exp", "add"}
+        assert operators_in(softmax) >= {"sub", "exp", "div"}
+        assert not {*b} & {*c, *d, *softmax}
+    b, c, d, softmax = (own_lines_of(graph, kernel["code"], nodes_at(graph, record, line)) for line in lines)
+    assert any("fmul" in line for line in b)
+    assert any("special_ndtr" in line for line in c)
+    assert any("@ferrite_exp" in line for line in d)
+    assert any("fdiv" in line or "fmul" in line for line in softmax)
+    assert not any("special_ndtr" in line or "@ferrite_sin" in line for line in (*b, *d, *softmax))
+    whole = lines_of(graph, kernel["text"], nodes_at(graph, record, "b = a * w"))
+    assert any(line.strip().startswith("for ") for line in whole)  # a loop belongs to all that is in it
+
+
+def test_equal_operators_on_other_memory_and_views_are_told_apart(path):
+    def alike(x, y):
+        a = x.sin()
+        b = y.sin()
+        c = b.t().reshape(8, 8)
+        return a * 2 + c
+
+    compile_data, record = reported(path, alike, torch.randn(8, 8), torch.randn(8, 8))
+    graph = compile_data["graphs"][-1]
+    a, b, c = (
+        own_lines_of(graph, graph["program"], nodes_at(graph, record, line))
+        for line in ("a = x.sin()", "b = y.sin()", "c = b.t().reshape(8, 8)")
+    )
+    assert [line for line in a if "sin(" in line]
+    assert [line for line in b if "sin(" in line]
+    assert not {*a} & {*b}
+    assert not operators_in(c)  # a view computes nothing: its line leads to all of what is made through it
+    assert lines_of(graph, graph["program"], nodes_at(graph, record, "c = b.t().reshape(8, 8)"))
 
 
 def test_passes_lead_from_the_captured_graph_to_the_last(path):
@@ -251,6 +317,25 @@ def test_measured_steps_have_times_and_limits(path):
     assert limits["device"] == "cpu"
     assert limits["bytes_per_second"] > 1e8
     assert limits["flops_per_second"] > 1e8
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_products_that_were_measured(path, monkeypatch, fresh_compiler):
+    record = tuned_report(path, monkeypatch)
+    (compile_data,) = read_record(path)["compiles"][-1:]
+    found = {each["problem"]: each for each in compile_data["tuning"]}
+    asked = {str(problem): times for problem, times in record.products.items() if str(problem) in found}
+    assert len(asked) == len(found) == 3
+    assert all("bf16 1 x 8 x" in problem for problem in found)
+    for problem, times in asked.items():
+        assert (found[problem]["torch"], found[problem]["ours"]) == (times.torch, times.ours)
+        assert found[problem]["configuration"] == str(times.config)
+    assert [step["title"] for step in compile_data["graphs"][-1]["steps"]].count("ferrite.product.default") == 3
+
+
+def test_nothing_was_measured_where_nobody_asked(path):
+    compile_data, _ = reported(path, model, torch.randn(8, 16), torch.randn(16, 4))
+    assert compile_data["tuning"] == []
 
 
 def test_branches_and_the_kernels_in_them(path):

@@ -21,21 +21,25 @@ from ferrite.codegen.llvm.function import Function
 from ferrite.codegen.llvm.operators import TAKES
 from ferrite.codegen.llvm.parallel import Parallel
 from ferrite.codegen.llvm.processor import Processor
-from ferrite.codegen.llvm.statements import NOTE, Statements
+from ferrite.codegen.llvm.statements import Statements
 from ferrite.codegen.llvm.types import MEMORY, REGISTER
 from ferrite.errors import Refusal
 from ferrite.ir import Expr, Op, data_of, indices_of, nodes_of, short
-from ferrite.ir.kernel import Kernel, checks, statement_numbers
+from ferrite.ir.kernel import Kernel, Notes, Row, checks
+
+NOTE = " ;@"  # a comment: what a line comes from
 
 
-def kernel_rows(kernel: Kernel, processor: Processor, name: str) -> list[tuple[str, int | None]]:
-    """The lines of the text, each with the number of the statement that it comes from, where that is known."""
-    rows = (line.partition(NOTE) for line in kernel_text(kernel, processor, name, noted=True).splitlines())
-    return [(text, int(number) if number else None) for text, _, number in rows]
+def kernel_rows(kernel: Kernel, processor: Processor, name: str) -> list[Row]:
+    """The lines of the text, each with the statement that it comes from, where that is known, and its value there."""
+    notes = Notes(kernel, NOTE)
+    return notes.rows(kernel_text(kernel, processor, name, notes=notes).splitlines())
 
 
-def kernel_text(kernel: Kernel, processor: Processor, name: str, checked: bool = False, noted: bool = False) -> str:
-    """`noted`: lines say in a comment which statement they come from."""
+def kernel_text(
+    kernel: Kernel, processor: Processor, name: str, checked: bool = False, notes: Notes | None = None
+) -> str:
+    """`notes`: lines say in a comment what they come from."""
     *codes, tile_code = codes_of_bounds(kernel, len(checks(kernel)))
     module = Module(processor, name, tile_code=tile_code if checked else 0)
     module.declares["malloc"] = "declare noalias ptr @malloc(i64)"
@@ -52,7 +56,7 @@ def kernel_text(kernel: Kernel, processor: Processor, name: str, checked: bool =
         emission.memory[pointer.name] = Memory(word, MEMORY[pointer.dtype], bounds=bounds)
     statements = Statements(emission, Expressions(emission, checks(kernel)))
     statements.parallel = Parallel(emission, statements).loop
-    statements.numbers = statement_numbers(kernel) if noted else None
+    statements.notes = statements.expressions.notes = notes
     statements.block(kernel.body)
     given = [*(f"ptr noalias {word}" for word in pointers), *(f"i64 {word}" for word in (*sizes, *ends)), *shared]
     module.functions.append(

@@ -37,6 +37,7 @@ from ferrite.ir import (
     indices_of,
     interval,
 )
+from ferrite.ir.kernel import Notes
 
 Memo = dict[Expr, Value]
 SHORT = 1 << 31
@@ -53,6 +54,7 @@ class Expressions:
         self.found: dict[Data, Value] = {}
         self.under: dict[Value, tuple[Memo, dict[Data, Value]]] = {}  # what is known under a mask
         self.open: dict[str, Callable[[], Value]] = {}  # states whose block is not over
+        self.notes: Notes | None = None  # where lines are to say what they come from
 
     def begin(self) -> None:
         """A statement begins: memory may have changed."""
@@ -81,9 +83,16 @@ class Expressions:
             if wanted:
                 stack += wanted
                 continue
-            memo[item] = self.made(item)
+            memo[item] = self.made(item) if self.notes is None else self.made_noted(item, self.notes)
             stack.pop()
         return memo[root]
+
+    def made_noted(self, item: Expr, notes: Notes) -> Value:
+        function = self.e.function
+        before, function.note = function.note, notes.value(function.note, item)
+        value = self.made(item)
+        function.note = before
+        return value
 
     def parts(self, item: Expr) -> Sequence[Expr]:
         """What is evaluated before a node; what stands under a mask has to wait for the mask."""

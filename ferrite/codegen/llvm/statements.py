@@ -8,7 +8,7 @@ counts: they read and write what that one does, and update no state.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from ferrite.codegen.llvm.accumulators import Accumulators
 from ferrite.codegen.llvm.checks import stop_without_tiles
@@ -16,10 +16,9 @@ from ferrite.codegen.llvm.emission import AddressBounds, AxisValue, Emission, Me
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
 from ferrite.ir import ZERO, Axis, Index, Local, Number, data_of, nodes_of, number
-from ferrite.ir.kernel import Accumulate, Let, Loop, Prefetch, Scratch, Statement, Store, Update, When, walk
+from ferrite.ir.kernel import Accumulate, Let, Loop, Notes, Prefetch, Scratch, Statement, Store, Update, When, walk
 
 MAX_STACK_BYTES = 64 * 1024  # bytes of scratch that a function may have on its stack
-NOTE = " ;@"  # a comment, and the number of a statement
 Body = Sequence[Statement]
 
 
@@ -28,15 +27,15 @@ class Statements:
         self.e, self.expressions = emission, expressions
         self.accumulators = Accumulators(emission, expressions)
         self.parallel: Callable[[Loop], None] = self.serial
-        self.numbers: Mapping[int, int] | None = None  # of statements, where lines are to say which they come from
+        self.notes: Notes | None = None  # where lines are to say what they come from
 
     def block(self, body: Body) -> None:
         for statement in body:
-            if self.numbers is None:
+            if self.notes is None:
                 self.statement(statement)
                 continue
             function = self.e.function
-            before, function.note = function.note, f"{NOTE}{self.numbers[id(statement)]}"
+            before, function.note = function.note, self.notes.statement(statement)
             self.statement(statement)
             function.note = before
 

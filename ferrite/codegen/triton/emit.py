@@ -13,21 +13,23 @@ from dataclasses import dataclass, replace
 from ferrite.codegen.triton.grouped import programs_of, rows_of
 from ferrite.codegen.triton.helpers import functions
 from ferrite.codegen.triton.launch import ALIGNMENT, DESCRIPTORS, LaunchConfig
-from ferrite.codegen.triton.statements import NOTE, Printer
+from ferrite.codegen.triton.statements import Printer
 from ferrite.errors import NotGenerated, Refusal
 from ferrite.ir import number, substitute
-from ferrite.ir.kernel import Kernel
+from ferrite.ir.kernel import Kernel, Notes, Row
 from ferrite.ir.program import comment
+
+NOTE = "  #@"  # a comment: what a line comes from
 
 
 def kernel_source(kernel: Kernel, name: str) -> str:
     return written(kernel, name).source
 
 
-def kernel_rows(kernel: Kernel, name: str) -> list[tuple[str, int | None]]:
-    """The lines of the source, each with the number of the statement that it comes from, where that is known."""
-    rows = (line.partition(NOTE) for line in written(kernel, name, noted=True).source.splitlines())
-    return [(text, int(number) if number else None) for text, _, number in rows]
+def kernel_rows(kernel: Kernel, name: str) -> list[Row]:
+    """The lines of the source, each with the statement that it comes from, where that is known, and its value there."""
+    notes = Notes(kernel, NOTE)
+    return notes.rows(written(kernel, name, notes).source.splitlines())
 
 
 def launch_of(kernel: Kernel, name: str) -> LaunchConfig:
@@ -57,9 +59,9 @@ class Written:
     launch: LaunchConfig
 
 
-def written(kernel: Kernel, name: str, noted: bool = False) -> Written:
+def written(kernel: Kernel, name: str, notes: Notes | None = None) -> Written:
     """Both at once. The kernel keeps its laws."""
-    printer = Printer(kernel, name, noted)
+    printer = Printer(kernel, name, notes)
     programs = printer.kernel(kernel)
     module = printer.module
     blocks = tuple(module.blocks.values())

@@ -14,7 +14,7 @@ import torch
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import ALIGNMENT, DESCRIPTORS, Block
 from ferrite.ir import Atom, Axis, Const, Data, Expr, Index, Number, Symbol
-from ferrite.ir.kernel import Loop
+from ferrite.ir.kernel import Loop, Notes
 
 INDENT = "    "
 Dims = frozenset[int]
@@ -167,6 +167,7 @@ class Module:
     exact: frozenset[Expr] | None = None  # of a kernel that rounds some results to 16 bits: where digits matter
     bases: dict[Axis, str] = field(default_factory=dict)  # where the lanes of an axis begin
     once: frozenset[str] = frozenset()
+    notes: Notes | None = None  # where lines are to say what they come from
     note: str = ""  # behind every line: for those who read the text
     at_least_one: set[str] = field(default_factory=set)  # names of values that are not below one, unless they are NaN
     last_readers: dict[str, Loop] = field(default_factory=dict)
@@ -196,6 +197,10 @@ class Module:
 
     def line(self, text: str) -> None:
         self.lines.append(INDENT * self.level + text + self.note)
+
+    def note_of(self, value: Expr) -> str:
+        """Behind the lines that compute a value."""
+        return "" if self.notes is None else self.notes.value(self.note, value)
 
     def set(self, wish: str, text: str) -> str:
         name = self.fresh(wish)

@@ -50,6 +50,7 @@ from ferrite.ir.kernel import (
     Kernel,
     Let,
     Loop,
+    Notes,
     Prefetch,
     Scratch,
     Statement,
@@ -58,7 +59,6 @@ from ferrite.ir.kernel import (
     When,
     checks,
     nodes_in,
-    statement_numbers,
     walk,
 )
 from ferrite.ir.program import OPERATOR_OF_MODE
@@ -74,15 +74,12 @@ PROGRAM, ROW_BLOCK, COLUMN_BLOCK = (
 )
 
 
-NOTE = "  #@"  # a comment, and the number of a statement
-
-
 class Printer:
-    """`noted`: lines say in a comment which statement they come from."""
+    """`notes`: lines say in a comment what they come from."""
 
-    def __init__(self, kernel: Kernel, name: str, noted: bool = False) -> None:
-        self.numbers = statement_numbers(kernel) if noted else None
+    def __init__(self, kernel: Kernel, name: str, notes: Notes | None = None) -> None:
         self.module = Module(checks=tuple(checks(kernel)), quick=all_are_rounded(kernel), exact=exact_values(kernel))
+        self.module.notes = notes
         self.module.names.add(name)
         self.module.once = frozenset(item.name for item in kernel.pointers if item.once)
         self.module.last_readers = {item.name: last_reader(item.name, kernel) for item in kernel.pointers if item.again}
@@ -220,11 +217,11 @@ class Printer:
         for statement in body:
             if self.barriers.before(statement):
                 self.module.line("tl.debug_barrier()")
-            if self.numbers is None:
+            if self.module.notes is None:
                 self.statement(statement, scope)
                 continue
-            before, number = self.module.note, self.numbers.get(id(statement))
-            self.module.note = before if number is None else f"{NOTE}{number}"
+            before = self.module.note
+            self.module.note = self.module.notes.statement(statement) or before
             self.statement(statement, scope)
             self.module.note = before
 

@@ -61,7 +61,9 @@ class Evaluation:
             missing = [pair for pair in self.parts(item, masks) if self.key(*pair) not in self.known]
             if not missing:
                 stack.pop()
+                before, self.module.note = self.module.note, self.module.note_of(item)
                 self.known.set(key, self.compute(item, masks))
+                self.module.note = before
             else:
                 stack += reversed(missing)
         return self.get(root, self.scope.masks)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -34,6 +35,7 @@ Kind = Literal["good", "wrong", "error", "crash", "hang", "slow"]  # the last is
 Check = Callable[[], Any]
 # Nothing of a try is kept, and none is answered from what an earlier one left.
 ALWAYS: Mapping[str, Any] = {"cache": False, "keep_repro": False, "progress": "off"}
+REPEATS = 3  # of what takes too long: it may be the machine that was busy
 MAX_PRINTED_CHARACTERS = 2000  # of what a child printed, the last ones
 
 
@@ -68,7 +70,17 @@ class Prober:
         gc.collect()
         gc.freeze()  # else every child would go through all that this process has, and copy it
 
-    def run(self, settings: Mapping[str, Any], check: Check | None = None) -> TryResult:
+    def run(self, settings: Mapping[str, Any], check: Check | None = None, limit: float = math.inf) -> TryResult:
+        """`limit`: what costs more is tried again, and the least counts."""
+        found = self.run_once(settings, check)
+        for _ in range(REPEATS):
+            if found.cost is None or found.cost <= limit:
+                break
+            again = self.run_once(settings, check)
+            found = again if again.cost is not None and again.cost < found.cost else found
+        return found
+
+    def run_once(self, settings: Mapping[str, Any], check: Check | None) -> TryResult:
         self.count += 1
         reading, writing = os.pipe()
         with tempfile.TemporaryFile() as printed:

@@ -55,7 +55,7 @@ class Search:
     def __init__(self, prober: Prober, tell: Callable[[str], None]) -> None:
         self.prober, self.tell = prober, tell
         self.base: dict[str, Any] = {}
-        self.limit = math.inf  # seconds
+        self.limit = 0.0  # seconds beyond which it is slow; the first ones are what others are held against
         self.known: dict[str, TryResult] = {}
         self.number = 0  # of the graph to blame
 
@@ -65,7 +65,7 @@ class Search:
         wanted = {**self.base, **settings}
         key = repr(sorted(wanted.items()))
         if key not in self.known:
-            self.known[key] = self.prober.run(wanted)
+            self.known[key] = self.prober.run(wanted, limit=self.limit)
         return self.known[key]
 
     def fails(self, **settings: Any) -> bool:
@@ -85,6 +85,8 @@ class Search:
 
     def run(self, folder: Path, setup: str) -> Finding:
         self.symptom = self.first_look()
+        if self.symptom.kind != "slow":
+            self.limit = math.inf
         self.tell(f"{self.symptom.kind}: {self.symptom.about}")
         self.number = number = self.graph()
         rungs = self.rungs()

@@ -139,7 +139,7 @@ class Shrinker:
     def outcome(self, text: str, settings: Mapping[str, Any] | None = None) -> TryResult:
         self.left -= 1
         work = check_source(text, self.about, timed=self.kind == "slow")
-        return self.prober.run(self.settings if settings is None else settings, work)
+        return self.prober.run(self.settings if settings is None else settings, work, self.limit)
 
     def shows(self, found: TryResult) -> bool:
         if self.kind == "slow":
@@ -247,7 +247,7 @@ def shrunk(
     shrinker = Shrinker(prober, alone, about, symptom.kind, symptom.stage)
     found = shrinker.outcome(source)
     if symptom.kind == "slow" and found.cost is not None:
-        shrinker.limit = found.cost / 2
+        shrinker.limit = found.cost / 3  # a part of it may be of other calls, and what is measured differs
     if not shrinker.shows(found):
         tell("the graph alone, on other numbers, does not show it")
         return None

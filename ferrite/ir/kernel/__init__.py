@@ -30,7 +30,7 @@ from ferrite.ir.kernel.nodes import (
     walk,
 )
 from ferrite.ir.kernel.parse import parse_kernel
-from ferrite.ir.kernel.text import kernel_rows, statement_numbers
+from ferrite.ir.kernel.text import Notes, Row, kernel_rows, statement_numbers
 
 __all__ = [
     "INDEPENDENT",
@@ -42,8 +42,10 @@ __all__ = [
     "Let",
     "Loop",
     "LoopKind",
+    "Notes",
     "Pointer",
     "Prefetch",
+    "Row",
     "Scratch",
     "State",
     "Statement",

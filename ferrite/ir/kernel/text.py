@@ -23,8 +23,9 @@ The values before a statement are those it evaluates: the next statement has its
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
+from ferrite.ir.expr import Expr
 from ferrite.ir.kernel.nodes import (
     Accumulate,
     Attend,
@@ -46,17 +47,42 @@ from ferrite.ir.program.spelling import Values, prefix_beside
 from ferrite.ir.program.text import INDENT, block, comment
 from ferrite.ir.types import short
 
-MARK = "\0"  # between a line of text and the number of its statement, while printing
+Row = tuple[str, int | None, Expr | None]  # a line, the number of its statement, and the value that it computes
+
+
+class Notes:
+    """What lines of a kernel's text come from, written behind each of them while printing: the number of a statement
+    in the order of `walk`, and the value of it that the line computes."""
+
+    def __init__(self, kernel: Kernel, mark: str = "\0") -> None:
+        self.mark, self.numbers = mark, statement_numbers(kernel)
+        self.values: list[Expr] = []
+
+    def statement(self, statement: Statement) -> str:
+        return f"{self.mark}{self.numbers[id(statement)]}" if id(statement) in self.numbers else ""
+
+    def value(self, note: str, value: Expr) -> str:
+        """The note of a statement, or of another value in it, for a line that computes this value."""
+        self.values.append(value)
+        return f"{note.partition(':')[0]}:{len(self.values) - 1}" if note else ""
+
+    def rows(self, lines: Iterable[str]) -> list[Row]:
+        found: list[Row] = []
+        for line in lines:
+            text, _, note = line.partition(self.mark)
+            number, _, value = note.partition(":")
+            found.append((text, int(number) if number else None, self.values[int(value)] if value else None))
+        return found
 
 
 def kernel_text(kernel: Kernel) -> str:
     return "\n".join(_lines(kernel, None)) + "\n"
 
 
-def kernel_rows(kernel: Kernel) -> list[tuple[str, int | None]]:
-    """The lines of the text, each with the number of its statement in the order of `walk`; None: of the head."""
-    rows = (line.partition(MARK) for line in _lines(kernel, statement_numbers(kernel)))
-    return [(text, int(number) if number else None) for text, _, number in rows]
+def kernel_rows(kernel: Kernel) -> list[Row]:
+    """The lines of the text, each with what it comes from; None: of the head."""
+    notes = Notes(kernel)
+    return notes.rows(_lines(kernel, notes))
 
 
 def statement_numbers(kernel: Kernel) -> dict[int, int]:
@@ -67,7 +93,7 @@ def statement_numbers(kernel: Kernel) -> dict[int, int]:
     return numbers
 
 
-def _lines(kernel: Kernel, numbers: Mapping[int, int] | None) -> list[str]:
+def _lines(kernel: Kernel, notes: Notes | None) -> list[str]:
     names = [*(pointer.name for pointer in kernel.pointers), *(size.name for size in kernel.sizes)]
     head = [
         *(comment(origin).strip() for origin in kernel.origins if comment(origin)),
@@ -79,7 +105,7 @@ def _lines(kernel: Kernel, numbers: Mapping[int, int] | None) -> list[str]:
         *([f"warps = {kernel.warps}"] if kernel.warps else []),
         *([f"problems = {list(map(list, kernel.problems))}"] if kernel.problems else []),
         *([f"resident = {kernel.resident}"] if kernel.resident else []),
-        *_Statements(kernel, names, numbers).block(kernel.body),
+        *_Statements(kernel, names, notes).block(kernel.body),
     ]
     return [*head, *(INDENT + line for line in body or ["pass"])]
 
@@ -104,8 +130,8 @@ def names_in(kernel: Kernel) -> Iterator[str]:
 
 
 class _Statements:
-    def __init__(self, kernel: Kernel, names: list[str], numbers: Mapping[int, int] | None = None) -> None:
-        self.numbers = numbers
+    def __init__(self, kernel: Kernel, names: list[str], notes: Notes | None) -> None:
+        self.notes = notes
         self.prefix = prefix_beside([*names, *names_in(kernel)])
         self.count = itertools.count()
 
@@ -114,12 +140,14 @@ class _Statements:
 
     def lines(self, statement: Statement) -> list[str]:
         values = Values(self.prefix, self.count)
-        lines = self.written(statement, values)
-        lines = [*values.take(), *lines]
-        if self.numbers is not None:
-            mark = f"{MARK}{self.numbers[id(statement)]}"
-            lines = [line if MARK in line else line + mark for line in lines]  # those inside have theirs
-        return lines
+        if (notes := self.notes) is None:
+            written = self.written(statement, values)
+            return [*values.take(), *written]
+        note = notes.statement(statement)
+        values.note = lambda value: notes.value(note, value)
+        written = self.written(statement, values)
+        # those inside have theirs
+        return [line if notes.mark in line else line + note for line in (*values.take(), *written)]
 
     def written(self, statement: Statement, values: Values) -> list[str]:
         match statement:

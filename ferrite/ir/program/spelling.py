@@ -123,6 +123,7 @@ class Values:
         self.prefix, self.count = prefix, itertools.count() if count is None else count
         self.names: dict[Expr, str] = {}
         self.lines: list[str] = []
+        self.note: Callable[[Expr], str] = lambda value: ""  # behind the line that computes a value
 
     def declare(self, *roots: Expr) -> None:
         """Write the lines of these expressions and of all they need."""
@@ -130,7 +131,7 @@ class Values:
             if not isinstance(item, Const | Local):
                 text = node_text(item, self.value, self.index)
                 self.names[item] = name = f"{self.prefix}{next(self.count)}"
-                self.lines.append(f"{name}: {short(item.dtype)} = {text}")
+                self.lines.append(f"{name}: {short(item.dtype)} = {text}{self.note(item)}")
 
     def value(self, item: Expr) -> str:
         if isinstance(item, Const | Local):

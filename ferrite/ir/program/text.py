@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import keyword
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ferrite.ir.expr import Expr
 from ferrite.ir.index.algebra import Axis, Index, Number, Symbol
@@ -52,24 +52,36 @@ from ferrite.ir.program.spelling import Values, argument_text, prefix_beside
 from ferrite.ir.types import short
 
 INDENT = "    "
+MARK = "\0"  # between a line and the number of its value, while printing rows
 
 
 def program_text(program: Program) -> str:
     return "\n".join(_ProgramText(program).lines()) + "\n"
 
 
-def program_rows(program: Program) -> list[tuple[str, int | None]]:
-    """The lines of the text, each with the number of its operation; None: of what stands around them."""
-    text = _ProgramText(program)
-    lines = text.lines()
+def program_rows(program: Program) -> list[tuple[str, int | None, Expr | None]]:
+    """The lines of the text, each with the number of its operation and the value in it that the line computes; None:
+    of what stands around them."""
+    values: list[Expr] = []
+
+    def note(value: Expr) -> str:
+        values.append(value)
+        return f"{MARK}{len(values) - 1}"
+
+    text = _ProgramText(program, note)
+    lines = [line.partition(MARK) for line in text.lines()]
     numbers = [number for number, size in enumerate(text.sizes) for _ in range(size)]
     before = len(lines) - text.behind - len(numbers)
-    return list(zip(lines, [*[None] * before, *numbers, *[None] * text.behind], strict=True))
+    operations = [*[None] * before, *numbers, *[None] * text.behind]
+    return [
+        (line, operation, values[int(value)] if value else None)
+        for (line, _, value), operation in zip(lines, operations, strict=True)
+    ]
 
 
 class _ProgramText:
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, note: Callable[[Expr], str] = lambda value: "") -> None:
+        self.program, self.note = program, note
         self.sizes: list[int] = []  # lines of each operation
         self.behind = 0  # lines behind the last of them
         self.symbols = symbols_of(program)
@@ -92,6 +104,7 @@ class _ProgramText:
         ]
         for operation in self.program.operations:
             self.values = Values(self.prefix)
+            self.values.note = self.note
             lines = self.operation(operation)
             self.sizes.append(len(lines))
             body += lines

@@ -147,4 +147,9 @@ function tableRow(columns, cells, props) {
   return el("tr", props, cells.map((cell, place) => el("td", { class: columns[place].startsWith("#") ? "num" : null }, cell)));
 }
 
+// A long name breaks at its joints, before it breaks anywhere.
+const jointed = (text) => String(text).split(/(?<=[._(,/=])/).flatMap((part, place) => place ? [el("wbr"), part] : [part]);
+const mono = (text) => el("span", { class: "mono" }, jointed(text));
+
 const card = (title, ...content) => el("section", { class: "card" }, el("h2", {}, title), content);
+const wideCard = (title, ...content) => el("section", { class: "card wide" }, el("h2", {}, title), content);

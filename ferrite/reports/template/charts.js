@@ -102,7 +102,7 @@ function memorySection(main) {
   card("Bytes over the steps", memoryChart(memory, peakStep, choose), el("p", { class: "dim" }, "Click a step, or move with the arrow keys while the picture has the focus. Below zero: inputs that nobody else holds are freed as well.")),
   el("div", { style: { height: "14px" } }),
   card(`Who holds what at step ${memoryStep}: ${memory.steps[memoryStep]}`, table(["memory", "made by", "#bytes", "from step", "", "line"], holders.slice(0, 300).map((each) => [
-    [el("span", { class: "mono" }, each.name), each.within ? el("span", { class: "dim" }, ` in ${each.within}`) : null], el("span", { class: "mono" }, each.what), bytesText(each.bytes), `${each.first} to ${each.last}`, el("div", { class: "bar", style: { width: `${Math.max(2, (140 * Math.max(0, each.bytes)) / most)}px` } }), placeButton(each.place)]), "Nothing beyond the inputs.")));
+    [mono(each.name), each.within ? el("span", { class: "dim" }, ` in ${each.within}`) : null], mono(each.what), bytesText(each.bytes), `${each.first} to ${each.last}`, el("div", { class: "bar", style: { width: `${Math.max(2, (140 * Math.max(0, each.bytes)) / most)}px` } }), placeButton(each.place)]), "Nothing beyond the inputs.")));
 }
 
 function memoryChart(memory, peakStep, choose) {
@@ -138,16 +138,16 @@ function timeSection(main) {
   const passes = compile.graphs.flatMap((each) => each.passes.map((pass) => ({ pass, title: each.title }))).sort((one, other) => other.pass.seconds - one.pass.seconds).slice(0, 15);
   const columns = ["step", "", "#time", "#share", "#bytes", "#bytes a second", "#operations a second", "#of the limit", "from"];
   main.append(el("div", { class: "grid" },
-    measured.length ? el("section", { class: "card wide" }, el("h2", {}, "Roofline"), el("p", { class: "dim" }, "Each circle is a kernel or a call; its area is its time. The line is what this machine can do at most: a copy's bytes, a matrix product's operations. What lies in a cache may be above it."), rooflineChart(graph, measured, total)) : null,
+    measured.length ? wideCard("Roofline", el("p", { class: "dim" }, "Each circle is a kernel or a call; its area is its time. The line is what this machine can do at most: a copy's bytes, a matrix product's operations. What lies in a cache may be above it."), rooflineChart(graph, measured, total)) : null,
     el("section", { class: "card wide" }, el("h2", {}, "Kernels and calls", measured.length ? el("span", { class: "dim" }, ` – ${secondsText(total)} in all`) : null),
       measured.length ? table(columns, measured.slice(0, 500).map(({ step, number }) => {
         const limit = limitOf(graph, step);
-        return tableRow(columns, [el("span", { class: "mono" }, step.title), el("span", { class: `badge ${step.kind}` }, step.kind === "template" ? "torch" : step.kind), secondsText(step.seconds), `${((100 * step.seconds) / total).toFixed(1)} %`, bytesText(step.bytes),
+        return tableRow(columns, [mono(step.title), el("span", { class: `badge ${step.kind}` }, step.kind === "template" ? "torch" : step.kind), secondsText(step.seconds), `${((100 * step.seconds) / total).toFixed(1)} %`, bytesText(step.bytes),
           step.bytes ? rateText(step.bytes / step.seconds, "B/s") : "–", step.flops ? rateText(step.flops / step.seconds, "op/s") : "–", limit === null ? "–" : `${Math.round(100 * limit)} %`, placeButtons(step.places)],
         { class: "go", tabindex: 0, onclick: () => go("fusion", { step: number }) });
       })) : el("p", { class: "dim" }, "Not measured. To see the time of each kernel and call: python -m ferrite report --measure …, or FERRITE_MEASURE=1.")),
     card("Stages of the compile", stageBars(compile.stages)),
-    card("Passes that took longest", table(["pass", "graph", "#time"], passes.map(({ pass, title }) => [el("span", { class: "mono" }, pass.name), title, secondsText(pass.seconds)])))));
+    card("Passes that took longest", table(["pass", "graph", "#time"], passes.map(({ pass, title }) => [mono(pass.name), title, secondsText(pass.seconds)])))));
 }
 
 const deviceOf = (graph, step) => step.kernel >= 0 ? graph.kernels[step.kernel].device.split(":")[0] : (graph.kernels[0]?.device || record.limits[0]?.device || "cpu").split(":")[0];

@@ -24,6 +24,7 @@ function drawFrame() {
     const count = each.count ? each.count() : 0;
     return el("button", { "aria-current": each.name === state.section ? "page" : null, "data-section": each.name, onclick: () => go(each.name) }, each.title, count ? el("span", { class: "count" }, count.toLocaleString("en")) : null);
   }));
+  for (const bar of [graphs, sections]) bar.querySelector("[aria-selected=true], [aria-current=page]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
 function drawSection() {

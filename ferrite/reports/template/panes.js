@@ -48,14 +48,16 @@ class Listing {
     else this.draw();
   }
 
-  // Light up rows: `test(i)`; the first is scrolled to unless the choice came from here.
+  // Light up rows: `test(i)`; unless the choice came from here, the first that belongs to the fewest nodes is scrolled to.
   light(test, stay) {
     this.lit = test;
     this.places = [];
     if (test) for (let place = 0; place < this.source.count; place += 1) if (test(place)) this.places.push(place);
     if (!stay && this.places.length) {
       const top = this.lines.scrollTop / LINE, bottom = top + this.lines.clientHeight / LINE - 1;
-      if (!this.places.some((place) => place >= top && place <= bottom)) this.reveal(this.places[0]);
+      const size = (place) => this.source.size ? this.source.size(place) : 1;
+      const own = this.places.reduce((best, place) => size(place) < size(best) ? place : best);
+      if (!this.places.some((place) => place >= top && place <= bottom && size(place) <= size(own))) this.reveal(own);
     }
     this.draw();
     this.drawRuler();
@@ -134,6 +136,7 @@ function textsSource(graph, parts) {
     number: (place) => { const [, line] = at(place); return line < 0 ? null : line + 1; },
     kind: (place) => at(place)[1] < 0 ? "head" : "",
     nodes: (place) => { const found = graph.sets[set(place)]; return found && found.length ? found : null; },
+    size: (place) => (graph.sets[set(place)] || []).length,
     test: (nodes) => {
       const hit = graph.sets.map((each) => each.some((node) => nodes.has(node)));
       return (place) => hit[set(place)];

@@ -31,6 +31,7 @@ function searchIndex(compile) {
     }));
     if (graph.memory) graph.memory.held.forEach((each) => add(`${graph.title}: memory`, `${each.name} ${each.what} ${bytesText(each.bytes)}`, () => { memoryStep = each.first; go("memory", inGraph({})); }));
   });
+  compile.tuning.forEach((each) => add("tuning", `${each.problem}: ${each.configuration}`, () => go("tuning")));
   compile.guards.forEach((each) => add("guards", each, () => go("guards")));
   compile.cache.forEach((each) => add("cache", `${each.what}: ${each.result} ${each.reason} ${each.differences.map((one) => one.name).join(", ")}`, () => go("cache")));
   record.breaks.forEach((each) => add("graph breaks", each.reason, () => go("guards")));

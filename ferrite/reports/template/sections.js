@@ -39,13 +39,13 @@ function overviewSection(main) {
     failures.length ? card("Failures", failures.map((graph) => el("p", { class: "bad" }, `${graph.title}: ${graph.failure}`))) : null,
     card("Where the time of the compile went", stageBars(compile.stages)),
     card("What stays torch's, and why", table(["operator", "#times", "because", "from"],
-      rows.slice(0, 100).map((each) => [el("span", { class: "mono" }, each.operator), each.count, each.reason || "it is torch's", placeButtons([...each.places])]), "Nothing: every operator is in a kernel.")),
-    card("Rewrites", table(["rule", "#times"], [...rules].sort((one, other) => other[1] - one[1]).slice(0, 100).map(([name, count]) => [el("span", { class: "mono" }, name), count]), "No rule fired.")),
+      rows.slice(0, 100).map((each) => [mono(each.operator), each.count, each.reason || "it is torch's", placeButtons([...each.places])]), "Nothing: every operator is in a kernel.")),
+    card("Rewrites", table(["rule", "#times"], [...rules].sort((one, other) => other[1] - one[1]).slice(0, 100).map(([name, count]) => [mono(name), count]), "No rule fired.")),
     compile.saved.length ? card("Kept for the backward graph", table(["how", "operator", "value", "#bytes", "from"],
-      compile.saved.slice(0, 200).map((each) => [each.how, el("span", { class: "mono" }, each.operator), el("span", { class: "mono" }, each.about), bytesText(each.bytes), placeButton(each.place)]))) : null,
-    record.compiles.length > 1 ? card("All compilations", compilesTable()) : null,
+      compile.saved.slice(0, 200).map((each) => [each.how, mono(each.operator), mono(each.about), bytesText(each.bytes), placeButton(each.place)]))) : null,
     card("This run", aboutTable()),
   ));
+  if (record.compiles.length > 1) main.append(card("All compilations", compilesTable()));
 }
 
 const rewritesOf = (pass) => Object.values(pass.rewrites).reduce((total, each) => total + each, 0);
@@ -76,7 +76,7 @@ function aboutTable() {
     const link = el("a", { href: URL.createObjectURL(new Blob([JSON.stringify(record)], { type: "application/json" })), download: "record.json" });
     link.click();
   };
-  return [table(["", ""], pairs.map(([name, value]) => [el("span", { class: "dim" }, name), el("span", { class: "mono" }, value)])), el("p", {}, el("button", { onclick: save }, "Save the record as JSON"))];
+  return [table(["", ""], pairs.map(([name, value]) => [el("span", { class: "dim" }, name), mono(value)])), el("p", {}, el("button", { onclick: save }, "Save the record as JSON"))];
 }
 
 // --- passes ----------------------------------------------------------------------------------------------------------
@@ -97,13 +97,13 @@ function passesSection(main) {
     const rewrites = rewritesOf(pass), delta = pass.nodes_after - pass.nodes_before;
     const isChanged = changedPasses.includes(number);
     list.append(el("button", { class: isChanged ? "passrow" : "passrow same", "aria-current": String(number === passNow), onclick: () => { passNow = number; changed({ section: true }); } },
-      el("span", { class: "mono" }, pass.name), el("span", {}, rewrites ? `${rewrites}×` : "", delta ? ` ${delta > 0 ? "+" : ""}${delta}` : ""), el("span", { class: "dim" }, secondsText(pass.seconds)),
+      mono(pass.name), el("span", {}, rewrites ? `${rewrites}×` : "", delta ? ` ${delta > 0 ? "+" : ""}${delta}` : ""), el("span", { class: "dim" }, secondsText(pass.seconds)),
       pass.note ? el("span", { class: "note2" }, pass.note) : null));
   });
   if (!graph.passes.length) list.append(el("p", { class: "dim" }, "No passes ran on this graph."));
   under.append(el("h2", {}, "Near misses"), el("p", { class: "dim" }, "Rules that had a candidate, and did not fire there."),
-    table(["rule", "because", "#times", "at"], graph.near_misses.slice(0, 300).map((each) => [el("span", { class: "mono" }, each.rule), each.reason, each.count,
-      each.places.length ? placeButtons(each.places) : el("span", { class: "mono" }, each.nodes.join(", "))]), "No rule came near."));
+    table(["rule", "because", "#times", "at"], graph.near_misses.slice(0, 300).map((each) => [mono(each.rule), each.reason, each.count,
+      each.places.length ? placeButtons(each.places) : mono(each.nodes.join(", "))]), "No rule came near."));
   const pass = graph.passes[passNow];
   if (pass) {
     const rules = Object.entries(pass.rewrites).map(([name, count]) => `${name} ${count}×`).join(", ");
@@ -173,7 +173,7 @@ function cacheSection(main) {
     el("h2", {}, each.what, " ", el("span", { class: `badge ${each.result === "hit" ? "template" : "call"}` }, each.result)),
     el("p", { class: "dim" }, [each.reason, each.entry ? `entry ${each.entry}` : "", each.seconds ? secondsText(each.seconds) : ""].filter(Boolean).join(" · ")),
     each.result === "miss" ? (each.nearest
-      ? [el("p", {}, `The nearest older entry, ${each.nearest}, differs in:`), table(["component", "there", "here"], each.differences.map((one) => [one.name, el("span", { class: "mono" }, one.there ?? "–"), el("span", { class: "mono" }, one.here ?? "–")]))]
+      ? [el("p", {}, `The nearest older entry, ${each.nearest}, differs in:`), table(["component", "there", "here"], each.differences.map((one) => [one.name, mono(one.there ?? "–"), mono(one.here ?? "–")]))]
       : el("p", {}, "There was no older entry to compare with.")) : null)) : card("The cache", el("p", { class: "dim" }, "It was not asked."))));
 }
 
@@ -181,10 +181,18 @@ function guardsSection(main) {
   const compile = compileNow();
   const again = record.compiles.filter((each) => each.recompiled);
   main.append(el("div", { class: "grid" },
-    card("Recompilations", table(["frame", "what failed", "from"], again.map((each) => [each.number, el("span", { class: "mono" }, each.recompiled), placeButton(each.place, true)]), "No function was compiled twice.")),
-    card("Graph breaks", table(["why", "#times", "where"], breaksByPlace().map((each) => [el("span", { class: "mono" }, each.reason), each.count, placeButton(each.place, true)]), "None: each function is one graph.")),
-    el("section", { class: "card wide" }, el("h2", {}, "Guards of this compilation"), el("p", { class: "dim" }, compile.number ? `Frame ${compile.number}: checked before each call.` : "Known where a report was asked for before compiling."),
-      table(["kind", "of"], compile.guards.map((each) => { const [kind, ...rest] = each.split(" "); return [kind, el("span", { class: "mono" }, rest.join(" "))]; }), "None are known."))));
+    again.length ? null : card("Recompilations", el("p", { class: "dim" }, "No function was compiled twice.")),
+    record.breaks.length ? null : card("Graph breaks", el("p", { class: "dim" }, "None: each function is one graph.")),
+    again.length ? wideCard("Recompilations", table(["frame", "what failed", "from"], again.map((each) => [each.number, mono(each.recompiled), placeButton(each.place, true)]))) : null,
+    record.breaks.length ? wideCard("Graph breaks", table(["where", "#times", "why"], breaksByPlace().map((each) => [placeButton(each.place, true), each.count, breakReason(each.reason)]))) : null,
+    wideCard("Guards of this compilation", el("p", { class: "dim" }, compile.number ? `Frame ${compile.number}: checked before each call.` : "Known where a report was asked for before compiling."),
+      table(["kind", "of"], compile.guards.map((each) => { const [kind, ...rest] = each.split(" "); return [kind, mono(rest.join(" "))]; }), "None are known."))));
+}
+
+// What torch says: what happened, then an explanation, hints and what is for its developers.
+function breakReason(text) {
+  const [what, ...more] = text.split(/\s+(?=(?:Explanation|Hint|Developer debug context|For more details)\b)/);
+  return el("div", { class: "reason" }, el("div", {}, what), more.map((each) => el("div", { class: "dim" }, each)));
 }
 
 function breaksByPlace() {
@@ -197,13 +205,20 @@ function breaksByPlace() {
 }
 
 function tuningSection(main) {
-  const columns = ["product", "#torch", "#ours", "chosen", "arranged as"];
-  main.append(card("Matrix products that were measured", table(columns, compileNow().tuning.map((each) => [
-    el("span", { class: "mono" }, each.problem), `${each.torch.toFixed(1)} µs`, `${each.ours.toFixed(1)} µs`, each.ours < each.torch ? "ours" : "torch's", el("span", { class: "mono" }, each.configuration)]))));
+  const columns = ["what", "#torch", "#ours", "#times as fast", "", "ours arranged as"];
+  const rows = compileNow().tuning.slice().sort((one, other) => other.torch / other.ours - one.torch / one.ours);
+  const most = Math.max(1, ...rows.map((each) => each.torch / each.ours));
+  main.append(card("Products and calls that were measured",
+    el("p", { class: "dim" }, "Torch's call, and the fastest kernel of ours or a library's, from the record of measurements or measured when a pass first asked. What follows a product element by element may decide for ours where both take as long: it saves a way through memory. Of a product: its type, batch x rows x columns x summed, and along what its factors lie in memory."),
+    table(columns, rows.map((each) => {
+      const times = each.torch / each.ours;
+      return [mono(each.problem), `${each.torch.toFixed(1)} µs`, `${each.ours.toFixed(1)} µs`, el("span", { class: times >= 1 ? "good" : "bad" }, times.toFixed(2)),
+        el("div", { class: "bar", style: { width: `${(90 * times) / most}px` } }), mono(each.configuration)];
+    }))));
 }
 
 function communicationSection(main) {
   const graph = graphNow();
   main.append(card("Collectives over the steps", timelineChart(graph), table(["collective", "#starts at", "#waited for at", "#steps between", "#bytes", "from"], graph.collectives.map((each) => [
-    el("span", { class: "mono" }, each.title), each.first, each.last, each.last - each.first, bytesText(each.bytes), placeButtons(each.places)]))));
+    mono(each.title), each.first, each.last, each.last - each.first, bytesText(each.bytes), placeButtons(each.places)]))));
 }
