@@ -78,7 +78,17 @@ from ferrite.passes.freezing import inlined_with_record
 from ferrite.passes.pre_grad import add_values, numerics_checked, reason_to_leave, values_to_examples
 from ferrite.pipeline import PassRecord, Pipeline, devices_in, no_times
 from ferrite.reports import written_at_exit
-from ferrite.runtime import Boxed, Freezer, Frozen, bytecode_of, call_frozen, load_host, run_in_eager, telling_kernels
+from ferrite.runtime import (
+    Boxed,
+    ExchangeTimes,
+    Freezer,
+    Frozen,
+    bytecode_of,
+    call_frozen,
+    load_host,
+    run_in_eager,
+    telling_kernels,
+)
 from ferrite.schedule import Plan, make_plan
 from ferrite.targets import (
     Refusing,
@@ -357,7 +367,10 @@ def loaded(
     runs = runs_of(executable, targets) if times is None else times.runs(executable, targets)
     ranges = ranges_of(executable, targets, runs, functools.partial(kernel_names, record.kernels))
     watch = None if times is None else times.call
-    return load_host(executable.source, runs, objects, recorders, run_in_eager(graph.gm), ranges, watch)
+    exchanges = ExchangeTimes()
+    if record.communication is not None:
+        compilation.record.exchanges.append((record.communication, exchanges))
+    return load_host(executable.source, runs, objects, recorders, run_in_eager(graph.gm), ranges, watch, exchanges)
 
 
 def agrees_with_others(record: GraphRecord, options: Options) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ferrite.capture import torch_runtime
 from ferrite.errors import UserError
 from ferrite.machines import GroupShape, Link, Network, fitted
 
@@ -100,17 +101,16 @@ def per_step(kind: str, whole: Link, ranks: int) -> Link:
 def seconds_of_calls(device: torch.device) -> float:
     """What to begin a collective and to wait for one that is over take, as compiled programs call them: the median of
     some times, that of the slowest rank."""
-    group, times = torch.distributed.group.WORLD, []
-    assert group is not None
+    begin, wait, times = torch_runtime.begin_sum, torch_runtime.end_sum, list[float]()
     small = torch.zeros(1, device=device)
     for repeat in range(REPEATS + 1):
         torch.distributed.barrier()
         start = time.perf_counter()
-        begun = torch.ops._c10d_functional.all_reduce(small, "sum", group.group_name)
+        begun = begin(small)
         taken = time.perf_counter() - start
         time.sleep(IS_OVER_SECONDS)
         start = time.perf_counter()
-        torch.ops._c10d_functional.wait_tensor(begun)
+        wait(begun)
         if repeat:
             times.append(taken + time.perf_counter() - start)
     return of_slowest(statistics.median(times), device)

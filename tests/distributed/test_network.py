@@ -54,7 +54,7 @@ def test_a_record_may_say_nothing_of_calls():
         ("network record", "tuning record", "line 1: a record begins with 'network record'"),
         ("ranks per machine: 8", "ranks per machine: none", "'ranks per machine' is 'none'"),
         ("call: 30.0 us", "call: quick", "'call' is 'quick'"),
-        ("any: 10.0 us, 100.00 GB/s", "any: fast", "line 6: 'any: fast' is no link"),
+        ("any: 10.0 us, 100.00 GB/s", "any: fast", "line 7: 'any: fast' is no link"),
         ("any: 10.0 us", "all_scatter: 10.0 us", "kinds: all_gather"),
         ("inside a machine", "", "is neither 'where', 'ranks per machine' nor 'call'"),
     ],

@@ -111,9 +111,7 @@ def _rounded(needs: Needs, text: str, dtype: torch.dtype) -> str:
 # --- operators --------------------------------------------------------------------------------------------------------
 
 
-def operation(
-    needs: Needs, expr: Op, args: list[str], quick: bool = False, at_least_one: Collection[str] = ()
-) -> str:
+def operation(needs: Needs, expr: Op, args: list[str], quick: bool = False, at_least_one: Collection[str] = ()) -> str:
     """`quick`: all results have 16 bits, so that the last bits of 32 do not matter. `at_least_one`: names of values that
     are."""
     dtype = expr.operands[-1].dtype

@@ -165,6 +165,8 @@ def best_buckets(layout: Layout, runs: list[list[Exchange]], machine: AnyMachine
             tried.append(buckets)
     best = min(plans, key=lambda plan: plan.seconds)
     if best.seconds > plans[0].seconds - MIN_GAIN:
+        for exchange in (run[0] for run in runs if len(run) == 1):
+            exchange.start.meta.setdefault(WHY, "there is no other that it could be merged with")
         for exchange in itertools.chain.from_iterable(runs):
             exchange.start.meta.setdefault(WHY, "to merge it with others would gain nothing")
         return []
