@@ -5,17 +5,19 @@
 
 A transformer of 24 small layers. Two processes with a thread each exchange data by gloo, to which the latency and the
 bandwidth of a network are added by sleeping (`bench.slow_network`), the same for everybody. Programs take turns:
-ferrite with collectives as they are and with what `distributed="auto"` does, told what the network costs; Inductor as
-it is, and with its own passes. `waited` is what a rank spends in waits in one step.
+ferrite with collectives as they are and with what `distributed="auto"` does, told what `comm-bench` measures of that
+network; Inductor as it is, and with its own passes. `exposed` is what a rank spends in waits in one step, but for what
+it waits for the other to begin, which stands beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import pickle
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,13 @@ from torch import nn
 from bench.measure import write
 from bench.memory import peak_bytes
 from bench.report import in_markdown, show
-from bench.slow_network import BACKEND, WIRE, register
+from bench.slow_network import BACKEND, WIRE, Sent, exposed, register
+from ferrite.cli.comm_bench import links, seconds_of_calls
 from ferrite.machines import Link, Network, machine_of
 
 RANKS = 2
 collectives = torch.ops._c10d_functional
-COLUMNS = ("program", "step ms", "waited ms", "on the network ms", "collectives", "peak MB", "compile s")
+COLUMNS = ("program", "step ms", "exposed ms", "for the other ms", "on wire ms", "collectives", "peak MB", "compile s")
 INDUCTOR: dict[str, Any] = {
     "bucket_all_gathers_fx": "all",
     "bucket_reduce_scatters_fx": "all",
@@ -129,7 +132,10 @@ def work(rank: int, chosen: argparse.Namespace, folder: str) -> None:
     link = {"any": Link(chosen.latency / 1e6, chosen.bandwidth * 1e9)}
     WIRE.network = Network(link, link, RANKS, "for measurements")
     record = Path(folder) / f"network of {rank}.txt"
-    record.write_text(str(WIRE.network))
+    network = measured_network(WIRE.network)
+    record.write_text(str(network))
+    if rank == 0:
+        print(network)
     model = model_of(chosen.kind, chosen.layers, chosen.width)
     x = torch.randn(chosen.batch, chosen.tokens, chosen.width)
     rows: dict[str, dict[str, Any]] = {}
@@ -152,40 +158,63 @@ def work(rank: int, chosen: argparse.Namespace, folder: str) -> None:
         if rank == 0:
             print(f"{name}: {rows[name]}", flush=True)
     gradients.clear()
-    seen: dict[str, list[tuple[float, float, float, int]]] = {name: [] for name in steps}
-    for _ in range(chosen.rounds):
-        for name, step in steps.items():
-            model.zero_grad()
-            dist.barrier()
-            WIRE.counts.clear()
-            start = time.perf_counter()
-            step()
-            counts = WIRE.counts
-            seen[name].append((time.perf_counter() - start, counts.waited, counts.seconds, counts.collectives))
+    notes = Path(folder) / f"steps of {rank}"
+    notes.write_bytes(pickle.dumps(taken_turns(model, steps, chosen.rounds)))
+    dist.barrier()
     if rank == 0:
-        report(chosen, rows, seen)
+        of_ranks = [pickle.loads((Path(folder) / f"steps of {each}").read_bytes()) for each in range(RANKS)]
+        report(chosen, network, rows, of_ranks)
     dist.barrier()
     dist.destroy_process_group()
 
 
+def measured_network(wire: Network) -> Network:
+    """What `comm-bench` finds on it: what gloo takes is part of it."""
+    kinds, sizes = ("all_gather", "reduce_scatter", "all_reduce"), [1 << power for power in range(10, 23, 2)]
+    found = links(dist.group.WORLD, RANKS, torch.device("cpu"), sizes, kinds)
+    return Network(found, found, RANKS, wire.where, seconds_of_calls(torch.device("cpu")))
+
+
+Steps = dict[str, list[tuple[float, list[Sent]]]]  # by the program: seconds of each, and its collectives
+
+
+def taken_turns(model: nn.Module, steps: Mapping[str, Callable[[], None]], rounds: int) -> Steps:
+    seen: Steps = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            model.zero_grad()
+            dist.barrier()
+            WIRE.sent = []
+            start = time.perf_counter()
+            step()
+            seen[name].append((time.perf_counter() - start, WIRE.sent))
+    return seen
+
+
 def report(
-    chosen: argparse.Namespace, rows: dict[str, dict[str, Any]], seen: dict[str, list[tuple[float, float, float, int]]]
+    chosen: argparse.Namespace, network: Network, rows: dict[str, dict[str, Any]], of_ranks: Sequence[Steps]
 ) -> None:
     table, waited = [], {}
-    for name, taken in seen.items():
-        step, exposed, sent, count = (statistics.median(column) for column in zip(*taken, strict=True))
-        waited[name] = exposed
-        times = (f"{value * 1e3:.1f}" for value in (step, exposed, sent))
-        table.append((name, *times, f"{count:.0f}", f"{rows[name]['peak'] / 1e6:.1f}", f"{rows[name]['compile']:.1f}"))
+    for name in rows:
+        found = []
+        for both in zip(*(steps[name] for steps in of_ranks), strict=True):
+            sent = [each for _, each in both]
+            on_wire = sum(each.seconds for each in sent[0])
+            found.append((max(seconds for seconds, _ in both), *exposed(sent), on_wire, len(sent[0])))
+        *times, count = (statistics.median(column) for column in zip(*found, strict=True))
+        waited[name] = times[1]
+        peak, compiling = f"{rows[name]['peak'] / 1e6:.1f}", f"{rows[name]['compile']:.1f}"
+        table.append((name, *(f"{value * 1e3:.1f}" for value in times), f"{count:.0f}", peak, compiling))
     own = waited["ferrite, scheduled"]
     others = [name for name in waited if name != "ferrite, scheduled"]
-    lines = [f"waited, of what {name} waits: {own / waited[name]:.2f}" for name in others]
+    lines = [f"exposed, of what is exposed of {name}: {own / waited[name]:.2f}" for name in others]
     sizes = f"{chosen.layers} layers of width {chosen.width}, batches of {chosen.batch} x {chosen.tokens}"
-    network = f"{chosen.latency:.0f} us and {chosen.bandwidth:g} GB/s"
-    title = f"{chosen.kind}: {sizes}; two ranks, one thread each; a network with {network}; {chosen.rounds} rounds"
+    wire = f"{chosen.latency:.0f} us and {chosen.bandwidth:g} GB/s"
+    title = f"{chosen.kind}: {sizes}; two ranks, one thread each; a network with {wire}; {chosen.rounds} rounds"
     show(title, COLUMNS, table, lines)
     if chosen.write:
         facts = [title, "", *in_markdown(COLUMNS, table), "", *(f"- {line}" for line in lines)]
+        facts += ["", "The network as measured, gloo included:", "", "```", str(network).rstrip(), "```"]
         write(f"distributed-{chosen.kind}", f"Collectives of two ranks, {chosen.kind}", facts)
 
 

@@ -2,7 +2,7 @@
 
 Between processes of one machine gloo is done when both have copied, on cores that computing needs too. Here a
 collective is on its way for as long as a network with the given numbers would take, one after the other in each group,
-and whoever waits for it sleeps. What anybody waited for is counted, in the same way for every compiler.
+and whoever waits for it sleeps. What anybody waited for is noted, in the same way for every compiler.
 """
 
 from __future__ import annotations
@@ -22,24 +22,35 @@ BACKEND = "slow"
 
 
 @dataclass
-class Counts:
-    """What the collectives of this process did since `clear`: how many, their seconds on the network, and the seconds
-    in which this process waited for one."""
+class Sent:
+    """One collective of this process: when it began, when somebody began to wait for it and when that was over, by a
+    clock that all processes of a machine share; and its seconds on the network."""
 
-    collectives: int = 0
-    seconds: float = 0.0
-    waited: float = 0.0
-
-    def clear(self) -> None:
-        self.collectives, self.seconds, self.waited = 0, 0.0, 0.0
+    begun: float
+    seconds: float
+    wait_begun: float = 0.0
+    wait_over: float = 0.0
 
 
 @dataclass
 class Wire:
-    """The network of this process, and what went over it."""
+    """The network of this process, and what went over it, in the order in which it began."""
 
     network: Network | None = None
-    counts: Counts = field(default_factory=Counts)
+    sent: list[Sent] = field(default_factory=list)
+
+
+def exposed(of_ranks: Sequence[Sequence[Sent]]) -> tuple[float, float]:
+    """Seconds that a rank waited on average in one step: for communication, and for another rank that had not begun a
+    collective yet, which no order of collectives is to blame for."""
+    communication = others = 0.0
+    for of_one in zip(*of_ranks, strict=True):
+        all_begun = max(each.begun for each in of_one)
+        for each in of_one:
+            late = max(min(all_begun, each.wait_over) - each.wait_begun, 0.0)
+            communication += each.wait_over - each.wait_begun - late
+            others += late
+    return communication / len(of_ranks), others / len(of_ranks)
 
 
 WIRE = Wire()
@@ -48,17 +59,17 @@ WIRE = Wire()
 class Delayed(dist._Work):  # type: ignore[misc, name-defined]
     """A collective that is over when gloo is done, and not before the network would be."""
 
-    def __init__(self, inner: Any, end: float, results: Sequence[Tensor]) -> None:
+    def __init__(self, inner: Any, end: float, results: Sequence[Tensor], note: Sent) -> None:
         super().__init__()
-        self.inner, self.end, self.results, self.is_over = inner, end, results, False
+        self.inner, self.end, self.results, self.note, self.is_over = inner, end, results, note, False
 
     def wait(self, *timeout: Any) -> bool:
         if self.is_over:
             return True
-        start = time.perf_counter()
+        self.note.wait_begun = time.perf_counter()
         self.inner.wait()
         time.sleep(max(self.end - time.perf_counter(), 0.0))
-        WIRE.counts.waited += time.perf_counter() - start
+        self.note.wait_over = time.perf_counter()
         self.is_over = True
         return True
 
@@ -98,10 +109,10 @@ class SlowGroup(dist.ProcessGroup):
         """`whole`: tensors whose bytes the cost of the kind is counted by."""
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole)
         took = WIRE.network.seconds(kind, size, GroupShape(self.ranks)) if WIRE.network is not None else 0.0
-        self.free = max(time.perf_counter(), self.free) + took
-        WIRE.counts.collectives += 1
-        WIRE.counts.seconds += took
-        return Delayed(start(), self.free, results)
+        now = time.perf_counter()
+        self.free = max(now, self.free) + took
+        WIRE.sent.append(Sent(now, took))
+        return Delayed(start(), self.free, results, WIRE.sent[-1])
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         opts = opts or dist.AllreduceOptions()

@@ -83,6 +83,7 @@ from ferrite.passes import (
 from ferrite.pipeline import PassRecord, Pipeline, devices_in, no_times
 from ferrite.runtime import (
     Boxed,
+    ExchangeTimes,
     Freezer,
     Frozen,
     StepTimes,
@@ -375,7 +376,10 @@ def loaded(
     runs = runs_of(executable, targets) if times is None else timed_runs_of(executable, targets, times)
     ranges = ranges_of(executable, targets, runs, functools.partial(kernel_names, record.kernels))
     watch = None if times is None else times.call
-    return load_host(executable.source, runs, objects, recorders, run_in_eager(graph.gm), ranges, watch)
+    exchanges = ExchangeTimes()
+    if record.communication is not None:
+        compilation.record.exchanges.append((record.communication, exchanges))
+    return load_host(executable.source, runs, objects, recorders, run_in_eager(graph.gm), ranges, watch, exchanges)
 
 
 def agrees_with_others(record: GraphRecord, options: Options) -> bool:

@@ -229,3 +229,17 @@ def store_of_job() -> Any | None:
     if torch.distributed.get_backend() == "fake" or torch.distributed.get_world_size() < 2:
         return None
     return distributed_c10d._get_default_store()
+
+
+def begin_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Begin to add up a tensor over all ranks, as a compiled program does."""
+    group = torch.distributed.group.WORLD
+    assert group is not None
+    found: torch.Tensor = torch.ops._c10d_functional.all_reduce(tensor, "sum", group.group_name)
+    return found
+
+
+def end_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Wait for what `begin_sum` gave."""
+    found: torch.Tensor = torch.ops._c10d_functional.wait_tensor(tensor)
+    return found

@@ -6,16 +6,18 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ferrite.capture import torch_runtime
 from ferrite.errors import UserError
 from ferrite.machines import GroupShape, Link, Network, fitted
 
 REPEATS = 5
+IS_OVER_SECONDS = 0.02  # after which a small collective is over
 
 
 def add_parser(commands: Any) -> None:
@@ -70,16 +72,19 @@ def measured(backend: str | None, largest: int) -> Network:
         if here < world:
             between = links(dist.group.WORLD, world, device, sizes)
         where = f"{backend}, torch {torch.__version__}, {world} ranks"
-        return Network(inside or between or {}, between or inside or {}, here, where)
+        call = seconds_of_calls(device)
+        return Network(inside or between or {}, between or inside or {}, here, where, call)
     finally:
         dist.destroy_process_group()
 
 
-def links(group: Any, ranks: int, device: torch.device, sizes: list[int]) -> dict[str, Link]:
-    """A link for each kind, such that `Network.seconds` gives back what was measured."""
+def links(
+    group: Any, ranks: int, device: torch.device, sizes: Sequence[int], kinds: Collection[str] = ()
+) -> dict[str, Link]:
+    """A link for each kind, or some, such that `Network.seconds` gives back what was measured."""
     found: dict[str, Link] = {}
-    for kind, collective in COLLECTIVES.items():
-        times = {size: seconds(collective, size, group, ranks, device) for size in sizes}
+    for kind in kinds or COLLECTIVES:
+        times = {size: seconds(COLLECTIVES[kind], size, group, ranks, device) for size in sizes}
         found[kind] = per_step(kind, fitted(times), ranks)
     return found
 
@@ -91,6 +96,30 @@ def per_step(kind: str, whole: Link, ranks: int) -> Link:
     latency = unit.seconds(kind, 0, shape)
     one = Network({kind: Link(0.0, 1.0)}, {}, ranks_per_machine=1 << 30).seconds(kind, 1, shape)
     return Link(whole.latency / latency, whole.bandwidth * one)
+
+
+def seconds_of_calls(device: torch.device) -> float:
+    """What to begin a collective and to wait for one that is over take, as compiled programs call them: the median of
+    some times, that of the slowest rank."""
+    begin, wait, times = torch_runtime.begin_sum, torch_runtime.end_sum, list[float]()
+    small = torch.zeros(1, device=device)
+    for repeat in range(REPEATS + 1):
+        torch.distributed.barrier()
+        start = time.perf_counter()
+        begun = begin(small)
+        taken = time.perf_counter() - start
+        time.sleep(IS_OVER_SECONDS)
+        start = time.perf_counter()
+        wait(begun)
+        if repeat:
+            times.append(taken + time.perf_counter() - start)
+    return of_slowest(statistics.median(times), device)
+
+
+def of_slowest(seconds: float, device: torch.device) -> float:
+    found = torch.tensor(seconds, device=device, dtype=torch.float64)
+    torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MAX)
+    return float(found)
 
 
 def seconds(collective: Collective, size: int, group: Any, ranks: int, device: torch.device) -> float:
@@ -105,9 +134,7 @@ def seconds(collective: Collective, size: int, group: Any, ranks: int, device: t
             torch.cuda.synchronize()
         if repeat:  # the first one makes connections
             times.append(time.perf_counter() - start)
-    slowest = torch.tensor(statistics.median(times), device=device, dtype=torch.float64)
-    torch.distributed.all_reduce(slowest, op=torch.distributed.ReduceOp.MAX)
-    return float(slowest)
+    return of_slowest(statistics.median(times), device)
 
 
 Collective = Callable[[int, Any, int, torch.device], Callable[[], Any]]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
 from ferrite.passes import CommunicationRecord
+from ferrite.runtime import MeasuredRun
 
 PICTURE_LETTERS = 72  # in a row of it
 MAX_ROWS = 40
@@ -18,9 +19,11 @@ MAX_ROWS = 40
 
 @dataclass(frozen=True)
 class Communication:
-    """The collectives of each graph, by its direction. Seconds are forecasts of the cost model."""
+    """The collectives of each graph, by its direction. Seconds are forecasts of the cost model; `measured` are those of
+    the last run of each graph, None where it has not run."""
 
     graphs: tuple[tuple[str, CommunicationRecord], ...]
+    measured: tuple[MeasuredRun | None, ...] = ()
 
     @property
     def collectives(self) -> int:
@@ -41,6 +44,11 @@ class Communication:
         return 1.0 if not self.seconds else max(1 - self.exposed / self.seconds, 0.0)
 
     @property
+    def measured_waits(self) -> float:
+        """Seconds that the last runs of all graphs were in waits."""
+        return sum(run.waited for run in self.measured if run is not None)
+
+    @property
     def bytes_per_group(self) -> dict[str, int]:
         found: dict[str, int] = {}
         for _, record in self.graphs:
@@ -49,38 +57,52 @@ class Communication:
         return found
 
     def timeline(self) -> str:
-        """What is computed, and what each group sends, from left to right; `!` where one waits."""
-        return "\n\n".join(f"{kind} graph\n{picture(record)}" for kind, record in self.graphs if record.collectives)
+        """What is computed, and what each group sends, from left to right; `!` where one waits. Below, the same as it
+        was measured when the graph last ran, up to where each wait was over."""
+        return "\n\n".join(pictures(kind, record, run) for kind, record, run in self.with_runs() if record.collectives)
+
+    def with_runs(self) -> Iterator[tuple[str, CommunicationRecord, MeasuredRun | None]]:
+        """Each graph with its last run, if that has the collectives of the forecast."""
+        for place, (kind, record) in enumerate(self.graphs):
+            run = self.measured[place] if place < len(self.measured) else None
+            is_same = run is not None and len(run.collectives) == len(record.collectives)
+            yield kind, record, run if is_same else None
 
     def __str__(self) -> str:
         if not self.collectives:
             return "no collectives"
         buffer = io.StringIO()
         console = Console(file=buffer, width=max(shutil.get_terminal_size((130, 24)).columns, 130), highlight=False)
-        for kind, record in self.graphs:
+        for kind, record, run in self.with_runs():
             if record.collectives:
-                console.print(table_of(kind, record))
-                console.print(summary(record))
+                console.print(table_of(kind, record, run))
+                console.print(summary(record, run))
         return buffer.getvalue().rstrip()
 
 
-def table_of(kind: str, record: CommunicationRecord) -> Table:
+def table_of(kind: str, record: CommunicationRecord, run: MeasuredRun | None) -> Table:
     title = f"collectives of the {kind} graph"
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     numbers = ("ranks", "members", "bytes", "from us", "to us", "waited us")
-    for column in ("kind", "group", *numbers[:3], "of", *numbers[3:], "line", "why"):
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
-    for each in record.collectives[:MAX_ROWS]:
-        times = (f"{value * 1e6:.0f}" for value in (each.begin, each.end, each.exposed))
+    measured = ("measured from", "to", "waited") if run is not None else ()
+    for column in ("kind", "group", *numbers[:3], "of", *numbers[3:], *measured, "line", "why"):
+        is_number = column in numbers or column in measured
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for number, each in enumerate(record.collectives[:MAX_ROWS]):
+        times = [each.begin, each.end, each.exposed]
+        if run is not None:
+            found = run.collectives[number]
+            times += [found.begin, found.end, found.waited]
         counts = (str(each.ranks), str(each.members), f"{each.bytes:,}")
         place = each.line.place if each.line is not None else ""
-        table.add_row(each.kind, each.group, *counts, each.about, *times, place, each.why)
+        in_us = (f"{value * 1e6:.0f}" for value in times)
+        table.add_row(each.kind, each.group, *counts, each.about, *in_us, place, each.why)
     if len(record.collectives) > MAX_ROWS:
         table.add_row(f"and {len(record.collectives) - MAX_ROWS} more")
     return table
 
 
-def summary(record: CommunicationRecord) -> str:
+def summary(record: CommunicationRecord, run: MeasuredRun | None) -> str:
     def waited(count: int, exposed: float, seconds: float) -> str:
         return f"{count} collectives, {exposed * 1e6:.0f} us of {seconds * 1e6:.0f} waited for"
 
@@ -88,17 +110,30 @@ def summary(record: CommunicationRecord) -> str:
     before = waited(captured.collectives, captured.exposed, captured.seconds)
     after = waited(len(record.collectives), record.exposed, record.seconds)
     times = f"computing takes {record.compute_seconds * 1e6:.0f} us, all {record.total_seconds * 1e6:.0f}"
-    return f"as captured: {before}\nnow: {after}; {times}"
+    lines = [f"as captured: {before}", f"now: {after}; {times}"]
+    if run is not None:
+        lines.append(f"measured: {run.waited * 1e6:.0f} us in waits; all {run.seconds * 1e6:.0f}")
+    return "\n".join(lines)
 
 
-def picture(record: CommunicationRecord) -> str:
-    """One row for computing and one for each group."""
-    total = record.total_seconds or 1.0
-    waits = [(each.end - each.exposed, each.end) for each in record.collectives if each.exposed > 0]
+def pictures(kind: str, record: CommunicationRecord, run: MeasuredRun | None) -> str:
+    groups = [f"{each.group} ({each.ranks})" for each in record.collectives]
+    forecast = [(each.begin, each.end, each.exposed) for each in record.collectives]
+    found = f"{kind} graph\n{picture(groups, forecast, record.total_seconds)}"
+    if run is not None:
+        times = [(each.begin, each.end, each.waited) for each in run.collectives]
+        found += f"\n{kind} graph, measured\n{picture(groups, times, run.seconds)}"
+    return found
+
+
+def picture(groups: Sequence[str], collectives: Sequence[tuple[float, float, float]], seconds: float) -> str:
+    """One row for computing and one for each group. `collectives`: of each, when it begins and ends, and for how long
+    one waits for it."""
+    total = seconds or 1.0
+    waits = [(end - waited, end) for _, end, waited in collectives if waited > 0]
     rows = {"computes": painted("#" * PICTURE_LETTERS, waits, total, "!")}
-    for each in record.collectives:
-        name = f"{each.group} ({each.ranks})"
-        rows[name] = painted(rows.get(name, "." * PICTURE_LETTERS), [(each.begin, each.end)], total, "=")
+    for name, (begin, end, _) in zip(groups, collectives, strict=True):
+        rows[name] = painted(rows.get(name, "." * PICTURE_LETTERS), [(begin, end)], total, "=")
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {row}" for name, row in rows.items())
 

@@ -24,6 +24,7 @@ from ferrite.graph import ModelLine
 from ferrite.options import STAGES, Options
 from ferrite.passes import CommunicationRecord
 from ferrite.pipeline import PassRecord
+from ferrite.runtime import ExchangeTimes, MeasuredRun
 from ferrite.runtime.cuda import Recordings
 from ferrite.schedule import FusionRefusal
 from ferrite.tune import Found, Problem
@@ -144,6 +145,7 @@ class CompileRecord:
     joint: Outcome | None = None  # and of that of forward and backward
     cache: list[Outcome] = field(default_factory=list)  # one for each time it was asked for a compiled graph
     recordings: list[Recordings] = field(default_factory=list)  # of each part that CUDA graphs are made of
+    exchanges: list[tuple[CommunicationRecord, ExchangeTimes]] = field(default_factory=list, repr=False)  # as it runs
     details: list[GraphDetails] = field(default_factory=list, repr=False)  # for a report: empty if none is asked for
     capture: torch_dynamo.AboutCapture | None = None  # for a report, as `details`
     tuning: dict[Problem, Found] = field(default_factory=dict)  # for a report: times that decided something
@@ -199,9 +201,14 @@ class CompileRecord:
 
     @property
     def communication(self) -> Communication:
-        """The collectives of all graphs, with what they should cost; prints as a table."""
-        found = ((graph.kind, graph.communication) for graph in self.graphs)
-        return Communication(tuple((kind, each) for kind, each in found if each is not None))
+        """The collectives of all graphs, with what they should cost, and did; prints as a table."""
+        graphs = [(graph.kind, graph.communication) for graph in self.graphs if graph.communication is not None]
+        runs = [self.last_run(each) for _, each in graphs]
+        return Communication(tuple(graphs), tuple(runs))
+
+    def last_run(self, communication: CommunicationRecord) -> MeasuredRun | None:
+        """When the collectives of a graph began and were over, as far as it has run."""
+        return next((times.run() for about, times in self.exchanges if about is communication), None)
 
     @property
     def eager_calls(self) -> tuple[EagerCall, ...]:

@@ -3,6 +3,7 @@
     network record
     where: nccl, torch 2.13.0, 64 ranks
     ranks per machine: 8
+    call: 25.0 us
 
     inside a machine
         all_gather: 12.0 us, 300.00 GB/s
@@ -11,9 +12,10 @@
         all_gather: 30.0 us, 40.00 GB/s
 
 A collective takes a latency for each step that its messages are passed on, and the bytes that a rank sends over the
-bandwidth of its link. Latency and bandwidth are those of the slowest link of the group: inside a machine or between
-machines, for each kind of collective, or `any` for those that were not measured. `python -m ferrite comm-bench` writes
-such a record; the option `network` names one; without, there are `NETWORKS`.
+bandwidth of its link; and whoever begins it and waits for it is held up by the two calls, however well it is hidden.
+Latency and bandwidth are those of the slowest link of the group: inside a machine or between machines, for each kind of
+collective, or `any` for those that were not measured. `python -m ferrite comm-bench` writes such a record; the option
+`network` names one; without, there are `NETWORKS`.
 
 What is asked here must give one answer on every rank, since all ranks decide by it: so a group is known by how many
 ranks it has and how far these are apart, which is the same for all groups of one dimension of a mesh, and never by
@@ -40,6 +42,8 @@ TRAFFIC: Mapping[str, float] = {
 }
 PLACES = ("inside a machine", "between machines")
 LINK = re.compile(r"(\w+): (\d+(?:\.\d+)?) us, (\d+(?:\.\d+)?) GB/s")
+CALL = re.compile(r"(\d+(?:\.\d+)?) us")
+CALL_SECONDS = 4e-6  # where a record says nothing of it
 
 
 class InvalidNetwork(ValueError):
@@ -72,12 +76,14 @@ class GroupShape:
 
 @dataclass(frozen=True)
 class Network:
-    """`inside` a machine and `between` machines: links by the kind of collective, `any` for others."""
+    """`inside` a machine and `between` machines: links by the kind of collective, `any` for others. `call`: seconds
+    that to begin a collective and to wait for one that is over take together."""
 
     inside: Mapping[str, Link] = field(hash=False)
     between: Mapping[str, Link] = field(hash=False)
     ranks_per_machine: int = 8
     where: str = ""
+    call: float = CALL_SECONDS
 
     def link(self, kind: str, group: GroupShape) -> Link:
         links = self.between if self.crosses_machines(group) else self.inside
@@ -98,6 +104,7 @@ class Network:
 
     def __str__(self) -> str:
         lines = [TITLE, f"where: {self.where}", f"ranks per machine: {self.ranks_per_machine}"]
+        lines.append(f"call: {self.call * 1e6:.1f} us")
         for place, links in zip(PLACES, (self.inside, self.between), strict=True):
             lines += ["", place]
             for kind, link in links.items():
@@ -124,19 +131,22 @@ def parse_network(text: str) -> Network:
             links.setdefault(place, {})
         elif place is None:
             name, found, value = line.partition(":")
-            if not found or name not in ("where", "ranks per machine"):
-                raise InvalidNetwork(f"line {number}: {line!r} is neither 'where' nor 'ranks per machine'")
+            if not found or name not in ("where", "ranks per machine", "call"):
+                raise InvalidNetwork(f"line {number}: {line!r} is neither 'where', 'ranks per machine' nor 'call'")
             head[name] = value.strip()
         else:
             add_link(links[place], number, line)
     ranks = head.get("ranks per machine", "")
     if not ranks.isdecimal() or int(ranks) < 1:
         raise InvalidNetwork(f"'ranks per machine' is {ranks!r}, and should be a whole number from 1")
+    call = CALL.fullmatch(head.get("call", f"{CALL_SECONDS * 1e6:.1f} us"))
+    if call is None:
+        raise InvalidNetwork(f"'call' is {head['call']!r}, and should be as '25.0 us'")
     for name in PLACES:
         if not links.get(name):
             raise InvalidNetwork(f"it says nothing of links {name}")
         links[name].setdefault(ANY, slowest(links[name].values()))
-    return Network(links[PLACES[0]], links[PLACES[1]], int(ranks), head.get("where", ""))
+    return Network(links[PLACES[0]], links[PLACES[1]], int(ranks), head.get("where", ""), float(call[1]) / 1e6)
 
 
 def add_link(links: dict[str, Link], number: int, line: str) -> None:
@@ -179,6 +189,7 @@ GPUS = Network(
     inside={ANY: Link(8e-6, 300e9)},
     between={ANY: Link(20e-6, 40e9)},
     where="NVLink and 400 Gbit/s for each GPU, assumed",
+    call=20e-6,  # through torch's dispatcher and its process group; assumed
 )
 # Processes on one machine through gloo's loopback, by `python -m ferrite comm-bench` with two ranks on two cores of a
 # Neoverse N1; between machines 10 Gbit/s are assumed.
@@ -186,6 +197,7 @@ CPUS = Network(
     inside={ANY: Link(200e-6, 1e9)},
     between={ANY: Link(250e-6, 1e9)},
     where="gloo on one machine, and 10 Gbit/s between machines, assumed",
+    call=130e-6,  # measured on two cores of a Xeon at 2.5 GHz: 85 to begin, 45 to wait for what is over
 )
 NETWORKS: Mapping[str, Network] = {"cpu": CPUS, "cuda": GPUS}
 

@@ -7,6 +7,7 @@ empties it, and returns the outputs in order. Holds what compiled code calls whi
 from ferrite.runtime.boxed import Boxed, run_in_eager
 from ferrite.runtime.code_memory import KernelStore, telling_kernels
 from ferrite.runtime.discard import discard
+from ferrite.runtime.exchange_times import ExchangeTimes, MeasuredCollective, MeasuredRun
 from ferrite.runtime.forks import ready_for_forks
 from ferrite.runtime.freezer import Freezer
 from ferrite.runtime.frozen import Frozen, call_frozen
@@ -18,9 +19,12 @@ from ferrite.runtime.stopwatch import least_seconds, wait_for_gpus
 
 __all__ = [
     "Boxed",
+    "ExchangeTimes",
     "Freezer",
     "Frozen",
     "KernelStore",
+    "MeasuredCollective",
+    "MeasuredRun",
     "StepTimes",
     "bytecode_of",
     "call_frozen",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,14 +25,25 @@ def is_exchange(path: str) -> bool:
 
 
 def with_place(
-    call: Callable[..., Any], rows: Sequence[str], lines: Mapping[int, ModelLine], namespace: Mapping[str, Any]
+    call: Callable[..., Any],
+    rows: Sequence[str],
+    lines: Mapping[int, ModelLine],
+    namespace: Mapping[str, Any],
+    noted: Callable[[int, float, float], None],
 ) -> Callable[..., Any]:
     """The same call, for a host program of such rows; where it fails, its row says what failed. `lines`: of the model,
-    by row; `namespace`: by which the program's own frames are known."""
+    by row; `namespace`: by which the program's own frames are known; `noted`: told of each call that returns, its row
+    and when it began and was over."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        begin = time.perf_counter()
         try:
-            return call(*args, **kwargs)
+            result = call(*args, **kwargs)
+            end = time.perf_counter()
+            frame = sys._getframe(1)
+            if frame.f_globals is namespace:
+                noted(frame.f_lineno - 1, begin, end)
+            return result
         except RuntimeError as problem:
             frame = sys._getframe(1)
             if frame.f_globals is not namespace:  # a program with ranges for a profiler has other rows
@@ -45,11 +57,23 @@ def with_place(
 
 
 def collective_at(rows: Sequence[str], place: int) -> str:
-    """The one that begins in a row, or that it waits for: the last before it that has the same tensor."""
+    """The operator of the one that begins in a row, or that it waits for."""
+    start = start_of(rows, place)
+    return operator_in(rows[start]) if start is not None else "not known"
+
+
+def operator_in(row: str) -> str:
+    """What begins a collective in a row; nothing where none begins."""
+    found = STARTED.search(row)
+    return found[1] if found is not None else ""
+
+
+def start_of(rows: Sequence[str], place: int) -> int | None:
+    """The row in which the collective of a row begins, which may be that one: the last before it that has the same
+    tensor."""
     waited = re.search(r"\((\w+)", rows[place])
     tensor = re.compile(rf"\b{waited[1] if waited is not None else ''}\b")
-    for row in reversed(rows[: place + 1]):
-        begun = STARTED.search(row)
-        if begun is not None and (row is rows[place] or tensor.search(row)):
-            return begun[1]
-    return "not known"
+    for row in range(place, -1, -1):
+        if STARTED.search(rows[row]) is not None and (row == place or tensor.search(rows[row])):
+            return row
+    return None

@@ -12,7 +12,9 @@ from ferrite.machines import GroupShape, InvalidNetwork, Link, Network, fitted, 
 from ferrite.options import Options
 from ferrite.passes.post_grad.distributed.settings import network_for
 
-NETWORK = Network({"any": Link(1e-5, 1e11)}, {"any": Link(2e-5, 1e10), "all_reduce": Link(4e-5, 2e10)}, 8, "a test")
+NETWORK = Network(
+    {"any": Link(1e-5, 1e11)}, {"any": Link(2e-5, 1e10), "all_reduce": Link(4e-5, 2e10)}, 8, "a test", 3e-5
+)
 
 
 def test_a_collective_takes_its_latencies_and_the_bytes_that_a_rank_sends():
@@ -40,14 +42,21 @@ def test_a_record_is_read_as_it_was_written():
     )
 
 
+def test_a_record_may_say_nothing_of_calls():
+    text = str(NETWORK).replace("call: 30.0 us\n", "")
+    assert parse_network(text).call == pytest.approx(4e-6)
+    assert parse_network(str(NETWORK)).call == pytest.approx(3e-5)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("network record", "tuning record", "line 1: a record begins with 'network record'"),
         ("ranks per machine: 8", "ranks per machine: none", "'ranks per machine' is 'none'"),
-        ("any: 10.0 us, 100.00 GB/s", "any: fast", "line 6: 'any: fast' is no link"),
+        ("call: 30.0 us", "call: quick", "'call' is 'quick'"),
+        ("any: 10.0 us, 100.00 GB/s", "any: fast", "line 7: 'any: fast' is no link"),
         ("any: 10.0 us", "all_scatter: 10.0 us", "kinds: all_gather"),
-        ("inside a machine", "", "is neither 'where' nor 'ranks per machine'"),
+        ("inside a machine", "", "is neither 'where', 'ranks per machine' nor 'call'"),
     ],
 )
 def test_what_is_wrong_with_a_record_is_said(old, new, message):
@@ -96,3 +105,4 @@ def test_comm_bench_measures_two_ranks(tmp_path):
     assert found.ranks_per_machine == 2
     assert {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"} <= set(found.inside)
     assert 0 < found.seconds("all_reduce", 1 << 16, GroupShape(2)) < 1
+    assert 0 < found.call < 0.1

@@ -3,8 +3,9 @@
 Members of a bucket are merged where the last of them can begin before the first is needed: then there is an order in
 which all of them begin at one place and are waited for at another, and no cycle can come of it. Collectives that are
 given a result of another are thus in a later bucket. How large buckets are is said by the settings; or, with
-`distributed="auto"`, the cost model compares some sizes with each other, and with no buckets at all, by when the graph
-would be done. All of it is decided by what every rank knows, sizes that are not known by those that were seen.
+`distributed="auto"`, the cost model compares some sizes with each other, equal ones and growing ones, and with no
+buckets at all, by when the graph would be done. All of it is decided by what every rank knows, sizes that are not known
+by those that were seen.
 """
 
 from __future__ import annotations
@@ -157,19 +158,34 @@ def best_buckets(layout: Layout, runs: list[list[Exchange]], machine: AnyMachine
     """The buckets with which the graph should be done first; none, if nothing is gained."""
     total = sum(max(each.given, each.result) for run in runs for each in run)
     plans = [_Plan(done_after(layout, [], machine), [])]
-    before: list[list[Exchange]] = []
-    for part in PARTS:
-        cap = min(total / part, MAX_AUTO_MB * MB)
-        buckets = [each for run in runs for each in filled(run, layout, lambda _, cap=cap: cap)]  # type: ignore[misc]
-        if buckets and buckets != before:
+    tried: list[list[list[Exchange]]] = [[]]
+    for part, grows in itertools.product(PARTS, (False, True)):
+        largest = min(total / part, MAX_AUTO_MB * MB)
+        smallest = total / PARTS[-1] if grows else largest
+        buckets = [each for run in runs for each in from_exposed_end(run, layout, smallest, largest)]
+        if buckets not in tried:
             plans.append(_Plan(done_after(layout, buckets, machine), buckets))
-            before = buckets
+            tried.append(buckets)
     best = min(plans, key=lambda plan: plan.seconds)
     if best.seconds > plans[0].seconds - MIN_GAIN:
+        for exchange in (run[0] for run in runs if len(run) == 1):
+            exchange.start.meta.setdefault(WHY, "there is no other that it could be merged with")
         for exchange in itertools.chain.from_iterable(runs):
             exchange.start.meta.setdefault(WHY, "to merge it with others would gain nothing")
         return []
     return best.buckets
+
+
+def from_exposed_end(run: Sequence[Exchange], layout: Layout, smallest: float, largest: float) -> list[list[Exchange]]:
+    """Buckets that grow, each twice as large as the one before, up to the largest. The first gathers, and the last
+    sums, have little beside them that hides them: small ones are over soon, and behind each a larger one has room."""
+
+    def cap(number: int) -> float:
+        return min(smallest * 2.0 ** min(number, 60), largest)
+
+    if run[0].kind == "all_gather":
+        return filled(run, layout, cap)
+    return [members[::-1] for members in reversed(filled(run[::-1], layout, cap))]
 
 
 def done_after(layout: Layout, buckets: Iterable[Sequence[Exchange]], machine: AnyMachine) -> float:
@@ -183,7 +199,7 @@ def done_after(layout: Layout, buckets: Iterable[Sequence[Exchange]], machine: A
     usual = Overlap()
     limits = Limits(in_flight=usual.in_flight_mb * MB, prefetch=usual.prefetch, work=layout.work, slack=usual.slack)
     placed = Placement(jobs, layout.clock, limits).placed()
-    return forecast(placed, layout.clock).total + copying + len(jobs) * machine.call_seconds
+    return forecast(placed, layout.clock).total + copying + len(jobs) * layout.network.call
 
 
 def merged_job(members: Sequence[Exchange], layout: Layout) -> Job:
