@@ -144,6 +144,8 @@ class GpuMachine:
     long_scan_elements: int = 1 << 15
     scan_piece_elements: int = 1 << 14
     scans_pieces_backwards: bool = False
+    # Elements that one step of a scan takes: of more, programs are so large that few of them are under way.
+    scan_step_elements: int = 1 << 14
     # Elements of a row that a program sorts, and one thread's: of longer ones the source takes seconds to compile, the
     # more the more a thread has, and torch's own sorts have enough to do.
     max_sorted_elements: int = 256
@@ -177,6 +179,8 @@ class GpuMachine:
     step_elements: int = 4096
     row_step_elements: int = 4096
     again_step_elements: int = 16384
+    # Steps of a loop over what is reduced whose loads are under way at once.
+    steps_under_way: int = 1
     # Elements of columns that a program holds all at once, instead of going through them in steps; twice as many where
     # there are fewer programs than multiprocessors.
     column_block: int = 1 << 13

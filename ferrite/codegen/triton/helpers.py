@@ -76,12 +76,6 @@ _helper("""
 """)
 
 _helper("""
-    def power_of_two(exponent):
-        # what is below the smallest number that is not denormal is zero: to keep those takes three more instructions
-        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [exponent], tl.float32, True, 1)
-""")
-
-_helper("""
     def atomic_add_half(pointer, value, mask):
         # rounded at every step, as eager's; Triton's interpreter has none of 16 bits
         tl.atomic_add(pointer, value, mask=mask, sem="relaxed")
@@ -145,12 +139,12 @@ _helper("""
 _helper("""
     def quick_reciprocal(value):
         code: tl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
-        return tl.inline_asm_elementwise(code, "=r,r", [value], dtype=tl.float32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(code, "=f,f", [value], dtype=tl.float32, is_pure=True, pack=1)
 """)
 _helper("""
     def quick_exp2(value):
         code: tl.constexpr = "ex2.approx.ftz.f32 $0, $1;"
-        return tl.inline_asm_elementwise(code, "=r,r", [value], dtype=tl.float32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(code, "=f,f", [value], dtype=tl.float32, is_pure=True, pack=1)
 """)
 _helper("""
     def quick_exp(value):

@@ -169,7 +169,6 @@ REPLACED: dict[str, Any] = {
     ),
     "quick_reciprocal": with_torch(torch.reciprocal),
     "quick_exp2": with_torch(torch.exp2),
-    "power_of_two": with_torch(torch.exp2),
     "to_bfloat16": with_torch(lambda value: value.to(torch.bfloat16)),
     "from_bfloat16": with_torch(lambda value: value.to(torch.float32)),
 }

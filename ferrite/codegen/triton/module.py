@@ -165,6 +165,7 @@ class Module:
     table: str = ""  # of a grouped kernel: where a program finds its pointers
     known: Known = field(default_factory=Known)
     exact: frozenset[Expr] | None = None  # of a kernel that rounds some results to 16 bits: where digits matter
+    beside_one: frozenset[Expr] = frozenset()  # exponentials whose smallest values do not matter
     bases: dict[Axis, str] = field(default_factory=dict)  # where the lanes of an axis begin
     once: frozenset[str] = frozenset()
     note: str = ""  # behind every line: for those who read the text

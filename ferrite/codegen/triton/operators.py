@@ -21,6 +21,7 @@ from ferrite.ir import Const, Expr, Local, Op, bits_of, is_integer, short, value
 Needs = Callable[[str], object]
 Row = Callable[[Needs, torch.dtype, list[str]], str | None]
 ALL = "propagate_nan=tl.PropagateNan.ALL"
+MAX_RECIPROCAL_EXPONENT = 120  # of a power of two: beyond, one over it may be denormal
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.uint8, torch.uint16, torch.uint32)
 
 
@@ -111,9 +112,7 @@ def _rounded(needs: Needs, text: str, dtype: torch.dtype) -> str:
 # --- operators --------------------------------------------------------------------------------------------------------
 
 
-def operation(
-    needs: Needs, expr: Op, args: list[str], quick: bool = False, at_least_one: Collection[str] = ()
-) -> str:
+def operation(needs: Needs, expr: Op, args: list[str], quick: bool = False, at_least_one: Collection[str] = ()) -> str:
     """`quick`: all results have 16 bits, so that the last bits of 32 do not matter. `at_least_one`: names of values that
     are."""
     dtype = expr.operands[-1].dtype
@@ -123,6 +122,8 @@ def operation(
         row = QUICK.get(expr.name, row)
         if expr.name == "div" and is_at_least_one(expr.operands[1], at_least_one):
             row = _by_type("quick_divide({0}, {1})", None)
+    if expr.name == "div" and dtype is torch.float32 and (factor := exact_reciprocal(expr.operands[1])) is not None:
+        row = _by_type(f"{{0}} * {factor!r}", None)
     if any(operand.dtype != dtype for operand in expr.operands) and expr.name != "where":
         row = None  # a number beside a float: few operators have one
     if dtype in FORMATS and expr.name != "where":
@@ -133,6 +134,14 @@ def operation(
     if text is None:
         raise NotGenerated(f"{expr.name} of {short(dtype)}")
     return text
+
+
+def exact_reciprocal(expr: Expr) -> float | None:
+    """One over a power of two: to multiply by it rounds as the division does."""
+    if not isinstance(expr, Const) or not isinstance(expr.value, float):
+        return None
+    mantissa, exponent = math.frexp(expr.value)
+    return 1 / expr.value if abs(mantissa) == 0.5 and abs(exponent) <= MAX_RECIPROCAL_EXPONENT else None
 
 
 def is_at_least_one(expr: Expr, names: Collection[str]) -> bool:

@@ -22,7 +22,7 @@ from ferrite.codegen.triton.launch import DESCRIPTORS, Block, power_of_two
 from ferrite.codegen.triton.module import EVICT_FIRST, INDENT, BlockAxis, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import filled, is_at_least_one, type_name
 from ferrite.codegen.triton.products import BlockProduct, block_product, factor
-from ferrite.codegen.triton.rounding import all_are_rounded, exact_values
+from ferrite.codegen.triton.rounding import all_are_rounded, exact_values, powers_beside_one
 from ferrite.codegen.triton.states import Accumulators
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.errors import NotGenerated
@@ -83,6 +83,7 @@ class Printer:
     def __init__(self, kernel: Kernel, name: str, noted: bool = False) -> None:
         self.numbers = statement_numbers(kernel) if noted else None
         self.module = Module(checks=tuple(checks(kernel)), quick=all_are_rounded(kernel), exact=exact_values(kernel))
+        self.module.beside_one = powers_beside_one(kernel)
         self.module.names.add(name)
         self.module.once = frozenset(item.name for item in kernel.pointers if item.once)
         self.module.last_readers = {item.name: last_reader(item.name, kernel) for item in kernel.pointers if item.again}

@@ -144,6 +144,9 @@ class Evaluation:
             plain = [plain_number(operand) if isinstance(operand, Const) else None for operand in item.operands]
             texts = [number or text for number, text in zip(plain, texts, strict=True)]
         quick = self.module.quick or (self.module.exact is not None and item not in self.module.exact)
+        if quick and item in self.module.beside_one and item.dtype is torch.float32:
+            self.module.needs("quick_exp")
+            return self.named(f"quick_exp({texts[0]})", dims)
         return self.named(operation(self.module.needs, item, texts, quick, self.module.at_least_one), dims)
 
     def random(self, item: Random, masks: Masks) -> Value:
