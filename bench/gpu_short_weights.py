@@ -105,7 +105,10 @@ def main() -> None:
     began = time.perf_counter()
     torch.manual_seed(0)
     watch = Stopwatch()
-    print("| product | torch, bf16 | eager | int8pack | ours, not measured | floor | ours |\n|---|---|---|---|---|---|---|")
+    print(
+        "| product | torch, bf16 | eager | int8pack | ours, not measured | floor | ours |"
+        "\n|---|---|---|---|---|---|---|"
+    )
     with torch.no_grad():
         for weight in WEIGHTS:
             for rows in chosen.rows:

@@ -1,6 +1,6 @@
 """Kernels under several machines: what a field of `GpuMachine` gives, turn by turn in one process.
 
-    python -m bench.gpu_variants "column sum" --size large --with piece_programs=16 --with piece_programs=32,step_elements=8192
+    python -m bench.gpu_variants "column sum" --with piece_programs=16 --with piece_programs=32,line_bytes=64
 
 Each variant is the GPU at hand with some fields changed; the first is the GPU as it is. Results are compared with
 double precision before anything is timed: the relative distance of all of them from it stands beside the microseconds,
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -58,13 +58,7 @@ VARIANTS: dict[str, list[Fields]] = {
         {"kept_column_elements": 16, "rows_under_way": 4},
         {"rows_under_way": 4},
     ],
-    "transpose": [
-        {"tile_side": 128},
-        {"tile_side": 128, "tile_elements": 32},
-        {"tile_side": 128, "tile_elements": 64},
-        {"tile_elements": 8},
-        {"tile_elements": 32},
-    ],
+    "transpose": [{"tile_bytes": 128}, {"tile_bytes": 512}, {"tile_elements": 32}],
     "chain": [{"flat_block": 2048}, {"flat_block": 2048, "thread_elements": 16}],
     "65536": [
         {"steps_under_way": 2},
@@ -153,7 +147,7 @@ def measured(case: Case, variants: Sequence[Fields], clock: Clock, bandwidth: fl
 
 def chosen_cases(chosen: argparse.Namespace) -> Iterator[tuple[Case, Sequence[Fields]]]:
     given = [dict(parsed(each)) for each in chosen.fields]
-    wanted = {pattern: given for pattern in chosen.patterns} if chosen.patterns else VARIANTS
+    wanted = dict.fromkeys(chosen.patterns, given) if chosen.patterns else VARIANTS
     for case in kernel_cases(getattr(torch, chosen.dtype), SIZES[chosen.size]):
         for pattern, variants in wanted.items():
             if pattern in case[0]:

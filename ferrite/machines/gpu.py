@@ -167,9 +167,10 @@ class GpuMachine:
     # Elements of a row that a program keeps in registers, as one value of 4 bytes each: half of the registers of a
     # multiprocessor. With several such values alive, as many times fewer.
     kept_elements: int = 1 << 15
-    # The sides of a block of a transposition.
-    # Measured: 32768 x 1024 in f32, 70 us with 64, 80 with 32; in bf16 39 and 50 (the memory's time is 64 and 32).
-    tile_side: int = 64
+    # The sides of a block of a transposition, in bytes.
+    # Measured: 131072 x 1024 in bf16, 135 us with 256, 143 with 128 (the memory's time is 129); 32768 x 1024 in f32, 70
+    # with 256, 80 with 128 (64).
+    tile_bytes: int = 256
     tile_elements: int = 16  # of one thread
     # Elements that one step of a loop takes: of columns, of a row that is too long to be kept, and of one that is gone
     # through several times, where fewer programs at one time leave more of their rows in the cache.

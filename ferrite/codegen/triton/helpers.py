@@ -76,6 +76,16 @@ _helper("""
 """)
 
 _helper("""
+    def add_apart(left, right):
+        # never one instruction with a product
+        return libdevice.add_rn(left, right)
+""")
+_helper("""
+    def subtract_apart(left, right):
+        return libdevice.sub_rn(left, right)
+""")
+
+_helper("""
     def atomic_add_half(pointer, value, mask):
         # rounded at every step, as eager's; Triton's interpreter has none of 16 bits
         tl.atomic_add(pointer, value, mask=mask, sem="relaxed")

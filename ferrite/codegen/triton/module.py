@@ -170,6 +170,7 @@ class Module:
     once: frozenset[str] = frozenset()
     note: str = ""  # behind every line: for those who read the text
     at_least_one: set[str] = field(default_factory=set)  # names of values that are not below one, unless they are NaN
+    products: set[str] = field(default_factory=set)  # names of values that are products
     last_readers: dict[str, Loop] = field(default_factory=dict)
     loops: list[Loop] = field(default_factory=list)
     filled: dict[str, tuple[Const, tuple[Mask, ...]]] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import TYPES
 from ferrite.errors import NotGenerated
 from ferrite.graph import HALVES
-from ferrite.ir import Const, Expr, Local, Op, bits_of, is_integer, short, value_of
+from ferrite.ir import Cast, Const, Expr, Load, Local, Op, bits_of, is_integer, short, value_of
 
 Needs = Callable[[str], object]
 Row = Callable[[Needs, torch.dtype, list[str]], str | None]
@@ -113,8 +113,8 @@ def _rounded(needs: Needs, text: str, dtype: torch.dtype) -> str:
 
 
 def operation(needs: Needs, expr: Op, args: list[str], quick: bool = False, at_least_one: Collection[str] = ()) -> str:
-    """`quick`: all results have 16 bits, so that the last bits of 32 do not matter. `at_least_one`: names of values that
-    are."""
+    """`quick`: all results have 16 bits, so that the last bits of 32 do not matter. `at_least_one`: names of values
+    that are."""
     dtype = expr.operands[-1].dtype
     type_name(expr.dtype)
     row = ROWS.get(expr.name)
@@ -152,6 +152,34 @@ def is_at_least_one(expr: Expr, names: Collection[str]) -> bool:
         return False
     one, power = sorted(expr.operands, key=lambda each: not isinstance(each, Const))
     return isinstance(one, Const) and one.value == 1 and isinstance(power, Op) and power.name == "exp"
+
+
+def rounds_apart(expr: Op, products: Collection[str]) -> bool:
+    """Whether a sum must not be one instruction with a product: with a product that is rounded to 16 bits before; or
+    where both are products, and equal ones would leave what the rounding of one of them took. `products`: names of
+    values that are."""
+    if expr.name not in ("add", "sub") or not expr.dtype.is_floating_point:
+        return False
+    found = [(is_product(each, products), is_rounded(each)) for each in expr.operands]
+    return any(all(each) for each in found) or all(product for product, _ in found)
+
+
+def is_product(expr: Expr, names: Collection[str]) -> bool:
+    """Whether a value is a product, rounded or turned."""
+    while isinstance(expr, Cast) or (isinstance(expr, Op) and expr.name == "neg"):
+        expr = expr.args[0]
+    if isinstance(expr, Local | Load):
+        return (expr.name if isinstance(expr, Local) else expr.buffer) in names
+    if isinstance(expr, Op) and expr.name == "where":
+        return any(is_product(each, names) for each in expr.args[1:])
+    return isinstance(expr, Op) and expr.name == "mul" and expr.dtype.is_floating_point
+
+
+def is_rounded(expr: Expr) -> bool:
+    """Whether a value of more bits has 16 that count."""
+    if isinstance(expr, Op) and expr.name == "neg":
+        return is_rounded(expr.args[0])
+    return isinstance(expr, Cast) and expr.arg.dtype in HALVES
 
 
 INFIX_NAMES = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")  # take a plain number as an operand
@@ -319,6 +347,8 @@ RENAMED = {
     "special_erfcx": "erfcx",
     "special_ndtri": "normcdfinv",
 }
+# Sums that are rounded on their own, whatever is added.
+APART = {"add": "add_apart", "sub": "subtract_apart"}
 ROWS: dict[str, Row] = {
     "add": _arithmetic("+", "|"),
     "mul": _arithmetic("*", "&"),
