@@ -1,7 +1,7 @@
 """Kernels under several machines: what a field of `GpuMachine` gives, turn by turn in one process.
 
-    python -m bench.gpu_variants "column sum" --size large --with piece_programs=16
-        --with piece_programs=32,step_elements=8192
+    python -m bench.gpu_variants "column sum" --with piece_programs=16
+        --with piece_programs=32,line_bytes=64
 
 Each variant is the GPU at hand with some fields changed; the first is the GPU as it is. Results are compared with
 double precision before anything is timed: the relative distance of all of them from it stands beside the microseconds,
@@ -26,74 +26,55 @@ from bench.gpu_kernels import SIZES, Case, Clock, Function, kernel_cases, median
 
 Fields = Mapping[str, Any]
 # By a part of the name of a case, in the order in which they are worth knowing.
-PIECES = [{"piece_programs": 16}, {"piece_programs": 32}, {"piece_programs": 64}]
-STEPS = [{"step_elements": 8192}, {"step_elements": 8192, "column_elements": 32}, {"column_elements": 32}]
 VARIANTS: dict[str, list[Fields]] = {
     "column sum": [
-        *PIECES,
-        *STEPS,
-        {"column_elements": 8},
-        {"piece_programs": 32, "step_elements": 8192, "column_elements": 32},
-        {"piece_programs": 16, "step_elements": 8192, "column_elements": 32},
-        {"piece_programs": 16, "step_elements": 16384, "column_elements": 64},
-        {"piece_programs": 32, "step_elements": 16384, "column_elements": 64},
+        {"piece_programs": 32},
+        {"steps_under_way": 3},
+        {"steps_under_way": 3, "piece_programs": 16},
+        {"steps_under_way": 2, "piece_programs": 32},
+        {"steps_under_way": 3, "piece_programs": 32},
+        {"steps_under_way": 3, "piece_programs": 4},
+        {"steps_under_way": 4, "piece_programs": 4},
+        {"steps_under_way": 3, "column_elements": 32},
+        {"steps_under_way": 3, "column_elements": 32, "piece_programs": 32},
     ],
     "full sum": [
-        *PIECES,
-        {"row_step_elements": 8192, "row_elements": 32},
-        {"row_step_elements": 8192, "row_elements": 32, "piece_programs": 32},
-        {"row_step_elements": 8192},
-        {"row_step_elements": 8192, "piece_programs": 32},
-        {"row_elements": 32, "piece_programs": 16},
-        {"row_elements": 8},
+        {"piece_programs": 32},
+        {"steps_under_way": 3},
+        {"steps_under_way": 3, "piece_programs": 16},
+        {"steps_under_way": 2, "piece_programs": 32},
+        {"steps_under_way": 3, "piece_programs": 32},
+        {"steps_under_way": 3, "piece_programs": 4},
+        {"steps_under_way": 4, "piece_programs": 4},
     ],
     "layer norm, backward": [
         {"kept_column_elements": 16},
-        {"kept_column_elements": 16, "row_programs": 2048},
-        {"kept_column_elements": 8},
-        {"kept_column_elements": 8, "row_programs": 512},
-        {"kept_column_elements": 8, "row_programs": 2048},
         {"kept_column_elements": 16, "rows_under_way": 2},
         {"kept_column_elements": 16, "rows_under_way": 4},
-        {"kept_column_elements": 16, "rows_under_way": 1, "row_programs": 2048},
-        {"kept_column_elements": 8, "rows_under_way": 1, "row_programs": 2048},
+        {"kept_column_elements": 16, "row_programs": 2048},
+        {"kept_column_elements": 16, "row_programs": 512},
+        {"rows_under_way": 4},
+        {"rows_under_way": 2},
     ],
-    "transpose": [
-        {"tile_elements": 8},
-        {"tile_elements": 32},
-        {"tile_side": 128},
-        {"tile_side": 128, "tile_elements": 32},
-        {"tile_side": 128, "tile_elements": 64},
-    ],
-    "chain": [{"flat_block": 2048}, {"flat_block": 512}, {"thread_elements": 16}],
+    "transpose": [{"tile_bytes": 128}],
+    "chain": [{"flat_block": 512}],
     "65536": [
-        {"again_step_elements": 8192},
-        {"again_step_elements": 32768},
-        {"again_step_elements": 16384, "row_elements": 8},
-        {"again_step_elements": 16384, "row_elements": 32},
-        {"again_step_elements": 8192, "row_elements": 8},
-        {"again_step_elements": 32768, "row_elements": 32},
+        {"row_elements": 8},
+        {"steps_under_way": 2},
+        {"steps_under_way": 3},
+        {"steps_under_way": 2, "row_elements": 8},
+        {"steps_under_way": 3, "row_elements": 8, "again_step_elements": 8192},
     ],
     "cumsum, one row": [
         {"scan_piece_elements": 8192},
-        {"scan_piece_elements": 4096},
-        {"scan_piece_elements": 8192, "scans_pieces_backwards": True},
-        {"scan_piece_elements": 4096, "scans_pieces_backwards": True},
-        {"scan_piece_elements": 8192, "row_elements": 8, "scans_pieces_backwards": True},
-        {"scan_piece_elements": 16384, "row_elements": 8},
+        {"scan_step_elements": 1024},
+        {"scan_step_elements": 2048},
+        {"scan_step_elements": 4096},
+        {"scan_step_elements": 2048, "steps_under_way": 3},
+        {"scan_step_elements": 2048, "steps_under_way": 3, "scans_pieces_backwards": True},
+        {"scan_step_elements": 4096, "scan_piece_elements": 8192, "scans_pieces_backwards": True},
+        {"scan_step_elements": 2048, "scan_piece_elements": 32768, "scans_pieces_backwards": True},
     ],
-    "argmax": [
-        {"rows_block": 1024},
-        {"rows_block": 1024, "reduced_elements": 16},
-        {"rows_block": 4096},
-        {"reduced_elements": 16},
-    ],
-    "row sum": [{"rows_block": 1024}, {"rows_block": 1024, "row_elements": 32}, {"rows_block": 4096}],
-    "gelu and dropout": [{"random_elements": 8}, {"random_elements": 32}, {"flat_block": 2048}],
-    "pad": [{"window_elements": 2}, {"window_elements": 8}, {"window_block": 512}],
-    "batch norm": [],
-    "index_add": [],
-    "cross entropy": [],
 }
 DRAWS = ("dropout", "rand")  # has no value in double precision to be compared with
 MAX_CHECKED_BYTES = 4 << 30

@@ -45,7 +45,7 @@ TINY = GpuMachine(
     reduced_elements=1,
     random_elements=1,
     kept_column_elements=1,
-    tile_side=4,
+    tile_bytes=16,
     tile_elements=1,
 )
 

@@ -73,6 +73,36 @@ def scaled_bessel(order: int, x: mpf) -> mpf:
     return mpmath.besseli(order, x) * mpmath.exp(-x) * mpmath.sqrt(x)
 
 
+def scaled_bessel_k(order: int, x: mpf) -> mpf:
+    return mpmath.besselk(order, x) * mpmath.exp(x) * mpmath.sqrt(x)
+
+
+def regular_bessel_k(order: int, t: mpf) -> mpf:
+    """What is left of K without its logarithm, over t = x^2 / 4; of K1, times x."""
+    x = 2 * mpmath.sqrt(t)
+    log = mpmath.log(x / 2)
+    if order == 0:
+        return mpmath.besselk(0, x) + log * mpmath.besseli(0, x)
+    return x * (mpmath.besselk(1, x) - log * mpmath.besseli(1, x))
+
+
+def airy_decay(w: mpf) -> mpf:
+    """Ai(x) 2 sqrt(pi) x^(1/4) exp(z), over w = 1 / z, where z = 2/3 x^(3/2)."""
+    z = 1 / w
+    x = (1.5 * z) ** (mpf(2) / 3)
+    return mpmath.airyai(x) * 2 * mpmath.sqrt(mpmath.pi) * x**0.25 * mpmath.exp(z)
+
+
+def airy_wave(w: mpf, turn: int) -> mpf:
+    """Below zero Ai(-x) is sqrt(1 / pi) x^(-1/4) (f sin(z + pi/4) - g cos(z + pi/4)): f, and g / w, over w = 1 / z."""
+    z = 1 / w
+    x = (1.5 * z) ** (mpf(2) / 3)
+    scale = mpmath.sqrt(mpmath.pi) * x**0.25
+    sine, cosine = mpmath.sin(z + mpmath.pi / 4), mpmath.cos(z + mpmath.pi / 4)
+    first, second = mpmath.airyai(-x) * scale, mpmath.airybi(-x) * scale
+    return first * sine + second * cosine if turn == 0 else (second * sine - first * cosine) / w
+
+
 DIGAMMA_ZERO = mpmath.findroot(mpmath.digamma, mpf("1.46"))
 
 ELEMENTARY: dict[str, Spec] = {
@@ -238,5 +268,43 @@ SPECIAL: dict[str, Spec] = {
         "i1(x) exp(-x) sqrt(x), over 16 / x - 1",
         lambda t: scaled_bessel(1, 16 / (1 + t)),
         {"double": (-1 + 2e-5, 1, 23)},
+    ),
+    "K0_SMALL": Spec(
+        "k0(x) + log(x / 2) i0(x), over x^2 / 4",
+        lambda t: regular_bessel_k(0, t),
+        {"double": (NEAR_ZERO, 1, 12)},
+        weight=lambda t: mpf(1),
+    ),
+    "K0_LARGE": Spec(
+        "k0(x) exp(x) sqrt(x), over 4 / x - 1",
+        lambda t: scaled_bessel_k(0, 4 / (1 + t)),
+        {"double": (-1 + 2e-5, 1, 25)},
+    ),
+    "K1_SMALL": Spec(
+        "x k1(x) - x log(x / 2) i1(x), over x^2 / 4",
+        lambda t: regular_bessel_k(1, t),
+        {"double": (NEAR_ZERO, 1, 12)},
+        weight=lambda t: mpf(1),
+    ),
+    "K1_LARGE": Spec(
+        "k1(x) exp(x) sqrt(x), over 4 / x - 1",
+        lambda t: scaled_bessel_k(1, 4 / (1 + t)),
+        {"double": (-1 + 2e-5, 1, 25)},
+    ),
+    "AIRY_MIDDLE": Spec("airy_ai(x)", mpmath.airyai, {"double": (-2, 2, 26)}, weight=lambda x: mpf(1)),
+    "AIRY_DECAY": Spec(
+        "airy_ai(x) 2 sqrt(pi) x^(1/4) exp(z), over 1 / z, where z = 2/3 x^(3/2)",
+        airy_decay,
+        {"double": (1e-4, 0.531, 8, 8)},
+    ),
+    "AIRY_SINE": Spec(
+        "airy_ai(-x) sqrt(pi) x^(1/4) is f sin(z + pi/4) - g cos(z + pi/4): f, over 1 / z^2, where z = 2/3 x^(3/2)",
+        lambda v: airy_wave(mpmath.sqrt(v), 0),
+        {"double": (1e-8, 0.282, 8, 8)},
+    ),
+    "AIRY_COSINE": Spec(
+        "the same: g z",
+        lambda v: airy_wave(mpmath.sqrt(v), 1),
+        {"double": (1e-8, 0.282, 8, 8)},
     ),
 }

@@ -18,7 +18,7 @@ from ferrite.codegen import Executable
 from ferrite.errors import Refusal
 from ferrite.graph import ModelLine, describe_value, fake_value, model_line
 from ferrite.ir import Expr
-from ferrite.ir.kernel import Kernel
+from ferrite.ir.kernel import Kernel, Row
 from ferrite.ir.program import Program
 from ferrite.passes import flops_of_call
 from ferrite.pipeline import PassRecord
@@ -65,7 +65,7 @@ class KernelCode(Protocol):
     @property
     def language(self) -> str: ...
 
-    def source_rows(self, kernel: Kernel, name: str) -> list[tuple[str, int | None]]: ...
+    def source_rows(self, kernel: Kernel, name: str) -> list[Row]: ...
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,8 @@ class GpuMachine:
     long_scan_elements: int = 1 << 15
     scan_piece_elements: int = 1 << 14
     scans_pieces_backwards: bool = False
+    # Elements that one step of a scan takes: of more, programs are so large that few of them are under way.
+    scan_step_elements: int = 1 << 14
     # Elements of a row that a program sorts, and one thread's: of longer ones the source takes seconds to compile, the
     # more the more a thread has, and torch's own sorts have enough to do.
     max_sorted_elements: int = 256
@@ -166,9 +168,10 @@ class GpuMachine:
     # Elements of a row that a program keeps in registers, as one value of 4 bytes each: half of the registers of a
     # multiprocessor. With several such values alive, as many times fewer.
     kept_elements: int = 1 << 15
-    # The sides of a block of a transposition.
-    # Measured: 32768 x 1024 in f32, 70 us with 64, 80 with 32; in bf16 39 and 50 (the memory's time is 64 and 32).
-    tile_side: int = 64
+    # The sides of a block of a transposition, in bytes.
+    # Measured: 131072 x 1024 in bf16, 135 us with 256, 143 with 128 (the memory's time is 129); 32768 x 1024 in f32, 70
+    # with 256, 80 with 128 (64).
+    tile_bytes: int = 256
     tile_elements: int = 16  # of one thread
     # Elements that one step of a loop takes: of columns, of a row that is too long to be kept, and of one that is gone
     # through several times, where fewer programs at one time leave more of their rows in the cache.
@@ -178,6 +181,8 @@ class GpuMachine:
     step_elements: int = 4096
     row_step_elements: int = 4096
     again_step_elements: int = 16384
+    # Steps of a loop over what is reduced whose loads are under way at once.
+    steps_under_way: int = 1
     # Elements of columns that a program holds all at once, instead of going through them in steps; twice as many where
     # there are fewer programs than multiprocessors.
     column_block: int = 1 << 13

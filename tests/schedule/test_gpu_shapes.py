@@ -60,7 +60,7 @@ def test_a_short_last_axis_leaves_no_lane_idle():
 
 def test_a_transposition_has_square_blocks():
     kernel = one_kernel(lambda x: (x.t() + 1).contiguous(), made(4096, 4096, dtype=BF16))
-    assert lanes(kernel, "vector") == [64, 64]
+    assert lanes(kernel, "vector") == [128, 128]
     single = one_kernel(lambda x: (x.t() + 1).contiguous(), made(4096, 4096))
     assert lanes(single, "vector") == [64, 64]
 
@@ -337,6 +337,26 @@ def test_sums_of_float32_are_added_block_by_block(tmp_path, monkeypatch):
     text = compiled_by_triton(kernel, 90, tmp_path, monkeypatch)["ttir"]
     (product,) = re.findall(r"(%\S+) = tt.dot %\S+ %\S+ %cst", text)
     assert re.search(rf"arith.addf %\S+ {product} :", text)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize(
+    ("function", "inputs", "is_one"),
+    [
+        (lambda x, y: x * y + x, [made(4096, dtype=BF16)] * 2, False),  # eager rounds the product to 16 bits
+        (lambda x, y: (x * y).float() - 1, [made(4096, dtype=BF16)] * 2, False),
+        (lambda x, y: x * y - y * x, [made(4096)] * 2, False),  # is zero, not what a product's rounding took
+        (lambda x, y: torch.where(x > 0, x * y, 0.0) + x * y, [made(4096)] * 2, False),
+        (lambda x, y: x * y + x, [made(4096)] * 2, True),
+        (lambda x, y: (x.float() * y.float() + x).to(BF16), [made(4096, dtype=BF16)] * 2, True),
+    ],
+)
+def test_a_sum_is_one_instruction_with_a_product_where_no_rounding_is_lost(
+    function, inputs, is_one, tmp_path, monkeypatch
+):
+    (kernel,) = kernels_of(function, *inputs)
+    text = compiled_by_triton(kernel, 90, tmp_path, monkeypatch)["ptx"]
+    assert bool(re.search(r"fma\.rn", text)) is is_one
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")

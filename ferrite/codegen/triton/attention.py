@@ -154,8 +154,8 @@ class _Attention:
 
     def power(self, exponent: str) -> str:
         """A power of two; relative to the greatest of a row, so that those which are nearly zero may be."""
-        self.module.needs("power_of_two")
-        return f"power_of_two({exponent})"
+        self.module.needs("quick_exp2")
+        return f"quick_exp2({exponent})"
 
     def narrow(self, text: str) -> str:
         return converted(self.module.needs, text, torch.float32, self.dtype)

@@ -76,9 +76,13 @@ _helper("""
 """)
 
 _helper("""
-    def power_of_two(exponent):
-        # what is below the smallest number that is not denormal is zero: to keep those takes three more instructions
-        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [exponent], tl.float32, True, 1)
+    def add_apart(left, right):
+        # never one instruction with a product
+        return libdevice.add_rn(left, right)
+""")
+_helper("""
+    def subtract_apart(left, right):
+        return libdevice.sub_rn(left, right)
 """)
 
 _helper("""
@@ -145,12 +149,12 @@ _helper("""
 _helper("""
     def quick_reciprocal(value):
         code: tl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
-        return tl.inline_asm_elementwise(code, "=r,r", [value], dtype=tl.float32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(code, "=f,f", [value], dtype=tl.float32, is_pure=True, pack=1)
 """)
 _helper("""
     def quick_exp2(value):
         code: tl.constexpr = "ex2.approx.ftz.f32 $0, $1;"
-        return tl.inline_asm_elementwise(code, "=r,r", [value], dtype=tl.float32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(code, "=f,f", [value], dtype=tl.float32, is_pure=True, pack=1)
 """)
 _helper("""
     def quick_exp(value):

@@ -167,9 +167,10 @@ REPLACED: dict[str, Any] = {
     **dict.fromkeys(
         ("multiply_add", "add_product"), with_torch(lambda left, right, total: total + left.float() @ right.float())
     ),
+    "add_apart": lambda left, right: left + right,
+    "subtract_apart": lambda left, right: left - right,
     "quick_reciprocal": with_torch(torch.reciprocal),
     "quick_exp2": with_torch(torch.exp2),
-    "power_of_two": with_torch(torch.exp2),
     "to_bfloat16": with_torch(lambda value: value.to(torch.bfloat16)),
     "from_bfloat16": with_torch(lambda value: value.to(torch.float32)),
 }

@@ -165,11 +165,13 @@ class Module:
     table: str = ""  # of a grouped kernel: where a program finds its pointers
     known: Known = field(default_factory=Known)
     exact: frozenset[Expr] | None = None  # of a kernel that rounds some results to 16 bits: where digits matter
+    beside_one: frozenset[Expr] = frozenset()  # exponentials whose smallest values do not matter
     bases: dict[Axis, str] = field(default_factory=dict)  # where the lanes of an axis begin
     once: frozenset[str] = frozenset()
     notes: Notes | None = None  # where lines are to say what they come from
     note: str = ""  # behind every line: for those who read the text
     at_least_one: set[str] = field(default_factory=set)  # names of values that are not below one, unless they are NaN
+    products: set[str] = field(default_factory=set)  # names of values that are products
     last_readers: dict[str, Loop] = field(default_factory=dict)
     loops: list[Loop] = field(default_factory=list)
     filled: dict[str, tuple[Const, tuple[Mask, ...]]] = field(default_factory=dict)

@@ -16,11 +16,12 @@ from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.launch import TYPES
 from ferrite.errors import NotGenerated
 from ferrite.graph import HALVES
-from ferrite.ir import Const, Expr, Local, Op, bits_of, is_integer, short, value_of
+from ferrite.ir import Cast, Const, Expr, Load, Local, Op, bits_of, is_integer, short, value_of
 
 Needs = Callable[[str], object]
 Row = Callable[[Needs, torch.dtype, list[str]], str | None]
 ALL = "propagate_nan=tl.PropagateNan.ALL"
+MAX_RECIPROCAL_EXPONENT = 120  # of a power of two: beyond, one over it may be denormal
 NARROW_INTEGERS = (torch.int8, torch.int16, torch.uint8, torch.uint16, torch.uint32)
 
 
@@ -121,6 +122,8 @@ def operation(needs: Needs, expr: Op, args: list[str], quick: bool = False, at_l
         row = QUICK.get(expr.name, row)
         if expr.name == "div" and is_at_least_one(expr.operands[1], at_least_one):
             row = _by_type("quick_divide({0}, {1})", None)
+    if expr.name == "div" and dtype is torch.float32 and (factor := exact_reciprocal(expr.operands[1])) is not None:
+        row = _by_type(f"{{0}} * {factor!r}", None)
     if any(operand.dtype != dtype for operand in expr.operands) and expr.name != "where":
         row = None  # a number beside a float: few operators have one
     if dtype in FORMATS and expr.name != "where":
@@ -133,6 +136,14 @@ def operation(needs: Needs, expr: Op, args: list[str], quick: bool = False, at_l
     return text
 
 
+def exact_reciprocal(expr: Expr) -> float | None:
+    """One over a power of two: to multiply by it rounds as the division does."""
+    if not isinstance(expr, Const) or not isinstance(expr.value, float):
+        return None
+    mantissa, exponent = math.frexp(expr.value)
+    return 1 / expr.value if abs(mantissa) == 0.5 and abs(exponent) <= MAX_RECIPROCAL_EXPONENT else None
+
+
 def is_at_least_one(expr: Expr, names: Collection[str]) -> bool:
     """Whether a value has one of these names, or is one and an exponential, as below a sigmoid."""
     if isinstance(expr, Local):
@@ -141,6 +152,34 @@ def is_at_least_one(expr: Expr, names: Collection[str]) -> bool:
         return False
     one, power = sorted(expr.operands, key=lambda each: not isinstance(each, Const))
     return isinstance(one, Const) and one.value == 1 and isinstance(power, Op) and power.name == "exp"
+
+
+def rounds_apart(expr: Op, products: Collection[str]) -> bool:
+    """Whether a sum must not be one instruction with a product: with a product that is rounded to 16 bits before; or
+    where both are products, and equal ones would leave what the rounding of one of them took. `products`: names of
+    values that are."""
+    if expr.name not in ("add", "sub") or not expr.dtype.is_floating_point:
+        return False
+    found = [(is_product(each, products), is_rounded(each)) for each in expr.operands]
+    return any(all(each) for each in found) or all(product for product, _ in found)
+
+
+def is_product(expr: Expr, names: Collection[str]) -> bool:
+    """Whether a value is a product, rounded or turned."""
+    while isinstance(expr, Cast) or (isinstance(expr, Op) and expr.name == "neg"):
+        expr = expr.args[0]
+    if isinstance(expr, Local | Load):
+        return (expr.name if isinstance(expr, Local) else expr.buffer) in names
+    if isinstance(expr, Op) and expr.name == "where":
+        return any(is_product(each, names) for each in expr.args[1:])
+    return isinstance(expr, Op) and expr.name == "mul" and expr.dtype.is_floating_point
+
+
+def is_rounded(expr: Expr) -> bool:
+    """Whether a value of more bits has 16 that count."""
+    if isinstance(expr, Op) and expr.name == "neg":
+        return is_rounded(expr.args[0])
+    return isinstance(expr, Cast) and expr.arg.dtype in HALVES
 
 
 INFIX_NAMES = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")  # take a plain number as an operand
@@ -308,6 +347,8 @@ RENAMED = {
     "special_erfcx": "erfcx",
     "special_ndtri": "normcdfinv",
 }
+# Sums that are rounded on their own, whatever is added.
+APART = {"add": "add_apart", "sub": "subtract_apart"}
 ROWS: dict[str, Row] = {
     "add": _arithmetic("+", "|"),
     "mul": _arithmetic("*", "&"),

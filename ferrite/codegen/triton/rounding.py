@@ -6,7 +6,7 @@ Functions of such values may be the quick ones of a GPU, whose errors are far be
 from __future__ import annotations
 
 from ferrite.graph import HALVES
-from ferrite.ir import Cast, Expr, Local, data_of, indices_of
+from ferrite.ir import Cast, Const, Expr, Local, Op, data_of, indices_of, nodes_of
 from ferrite.ir.kernel import Accumulate, Attend, Kernel, Let, indices_in, values_of, walk
 
 
@@ -56,3 +56,17 @@ def exact_values(kernel: Kernel) -> frozenset[Expr] | None:
             for value in data_of(index):
                 want(value)
     return frozenset(found)
+
+
+def powers_beside_one(kernel: Kernel) -> frozenset[Expr]:
+    """Exponentials that one is added to, and nothing else is done with, as in a sigmoid that is written out: of those
+    below 1e-38 nothing is left."""
+    powers: set[Expr] = set()
+    others: set[Expr] = set()
+    for root in {value for statement in walk(kernel.body) for value in values_of(statement)}:
+        others.add(root)
+        for item in nodes_of(root):
+            is_sum = isinstance(item, Op) and item.name == "add"
+            is_beside = is_sum and any(isinstance(each, Const) and each.value == 1 for each in item.args)
+            (powers if is_beside else others).update(item.under)
+    return frozenset(item for item in powers - others if isinstance(item, Op) and item.name == "exp")

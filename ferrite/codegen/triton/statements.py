@@ -20,9 +20,9 @@ from ferrite.codegen.triton.grouped import print_choice
 from ferrite.codegen.triton.indices import is_narrow, widened
 from ferrite.codegen.triton.launch import DESCRIPTORS, Block, power_of_two
 from ferrite.codegen.triton.module import EVICT_FIRST, INDENT, BlockAxis, Mask, Module, Scope, Tile, Value
-from ferrite.codegen.triton.operators import filled, is_at_least_one, type_name
+from ferrite.codegen.triton.operators import filled, is_at_least_one, is_product, type_name
 from ferrite.codegen.triton.products import BlockProduct, block_product, factor
-from ferrite.codegen.triton.rounding import all_are_rounded, exact_values
+from ferrite.codegen.triton.rounding import all_are_rounded, exact_values, powers_beside_one
 from ferrite.codegen.triton.states import Accumulators
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.errors import NotGenerated
@@ -80,6 +80,7 @@ class Printer:
     def __init__(self, kernel: Kernel, name: str, notes: Notes | None = None) -> None:
         self.module = Module(checks=tuple(checks(kernel)), quick=all_are_rounded(kernel), exact=exact_values(kernel))
         self.module.notes = notes
+        self.module.beside_one = powers_beside_one(kernel)
         self.module.names.add(name)
         self.module.once = frozenset(item.name for item in kernel.pointers if item.once)
         self.module.last_readers = {item.name: last_reader(item.name, kernel) for item in kernel.pointers if item.again}
@@ -236,6 +237,8 @@ class Printer:
                 self.module.name_value(name, Value(self.module.set(name, value.text), value.dims))
                 if is_at_least_one(statement.value, self.module.at_least_one):
                     self.module.at_least_one.add(name)
+                if is_product(statement.value, self.module.products):
+                    self.module.products.add(name)
             case Accumulate():
                 self.states.begin(statement, scope)
                 self.block(statement.body, scope)
@@ -493,6 +496,8 @@ class Printer:
 
     def keep(self, store: Store, tile: Tile, value: Value, evaluation: Evaluation, scope: Scope) -> None:
         """Into a tile, which is a block."""
+        if is_product(store.value, self.module.products):
+            self.module.products.add(store.buffer)
         place = evaluation.tile(tile, store.coordinates)
         if place.dims != scope.dims:
             raise NotGenerated(f"scratch memory {store.buffer} is written by more lanes than it has")

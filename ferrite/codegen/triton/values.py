@@ -9,7 +9,16 @@ import torch
 from ferrite.codegen.triton.indices import IndexText, is_narrow
 from ferrite.codegen.triton.launch import Block
 from ferrite.codegen.triton.module import NO_DIMS, BlockAxis, Dims, Known, Mask, Module, Scope, Tile, Value
-from ferrite.codegen.triton.operators import INFIX_NAMES, constant, converted, literal, operation, plain_number
+from ferrite.codegen.triton.operators import (
+    APART,
+    INFIX_NAMES,
+    constant,
+    converted,
+    literal,
+    operation,
+    plain_number,
+    rounds_apart,
+)
 from ferrite.errors import NotGenerated
 from ferrite.ir import (
     DIGITS,
@@ -142,10 +151,16 @@ class Evaluation:
     def operation(self, item: Op, masks: Masks) -> Value:
         values = [self.get(operand, masks) for operand in item.operands]
         dims, texts = self.together(*values)
+        if rounds_apart(item, self.module.products):
+            self.module.needs(APART[item.name])
+            return self.named(f"{APART[item.name]}({', '.join(texts)})", dims)
         if item.name in INFIX_NAMES and not all(isinstance(operand, Const) for operand in item.operands):
             plain = [plain_number(operand) if isinstance(operand, Const) else None for operand in item.operands]
             texts = [number or text for number, text in zip(plain, texts, strict=True)]
         quick = self.module.quick or (self.module.exact is not None and item not in self.module.exact)
+        if quick and item in self.module.beside_one and item.dtype is torch.float32:
+            self.module.needs("quick_exp")
+            return self.named(f"quick_exp({texts[0]})", dims)
         return self.named(operation(self.module.needs, item, texts, quick, self.module.at_least_one), dims)
 
     def random(self, item: Random, masks: Masks) -> Value:

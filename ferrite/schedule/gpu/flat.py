@@ -120,8 +120,8 @@ def tiled(order: Sequence[Axis], across: Axis, body: Body, machine: GpuMachine) 
     last = order[-1]
     outer = [item for item in order if item is not last and item is not across]
     outer, body = collapse(outer, body)
-    width = likely_lanes(last.extent, machine.tile_side)
-    height = likely_lanes(across.extent, machine.tile_side)
+    side = max(machine.tile_bytes // smallest_type(body), 1)
+    width, height = (likely_lanes(item.extent, side) for item in (last, across))
     others = likely_points(outer) * max(likely(last.extent) // width, 1)
     height = smaller_until(height, likely(across.extent) * others, machine.multiprocessors)
     inner: Body = (Loop(across, "vector", (Loop(last, "vector", body, width),), height),)

@@ -13,21 +13,22 @@ in a piece.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from ferrite.ir import STATES, Axis, Index, Load, cast, flat_extent, substitute
-from ferrite.ir.kernel import Loop, Scratch, Statement, Store
+from ferrite.ir import ONE, STATES, Axis, Expr, Index, Load, cast, data_of, flat_extent, substitute
+from ferrite.ir.kernel import Accumulate, Loop, Scratch, Statement, Store, nodes_in, walk
 from ferrite.ir.program import Compute, Reduce
 from ferrite.ir.program import Store as ProgramStore
 from ferrite.machines import GpuMachine
-from ferrite.schedule.fusion.accesses import BufferTable, counterparts, likely_points
+from ferrite.schedule.fusion.accesses import BufferTable, counterparts, likely_points, step_of
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member, member_of
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.gpu.blocks import whole_elements, whole_lanes
 from ferrite.schedule.gpu.rows import nest_loops
 from ferrite.schedule.gpu.simplify import simplified
-from ferrite.schedule.loops.axes import Body, collapse, nested
+from ferrite.schedule.loops.axes import Body, collapse, nested, with_values
 from ferrite.schedule.loops.placement import Placement, RowTile
 from ferrite.schedule.loops.reductions import STORE_MODES
 from ferrite.schedule.loops.statements import LoopStatements, Parts
@@ -205,9 +206,57 @@ class KeptColumns:
             so_far = Load.intern(tile.name, at, tile.scratch.dtype)
             result = cast(so_far, self.buffer_table.buffers[access.buffer].dtype)
             last.append(Loop(column, "vector", (Store(access.storage, (access.place,), result),), lanes))
+        before, row = with_lines_held(row, self.row, {item.buffer for item in stores_in(row)})
+        tiles += [item for item in before if isinstance(item, Scratch)]
+        first += [item for item in before if not isinstance(item, Scratch)]
         rows = Loop(self.row, "serial", row, copies=machine.rows_under_way)
         axes, body = collapse(list(self.pieces), (*tiles, *first, rows, *last))
         return simplified(nested(axes, body, "parallel"))
+
+
+def with_lines_held(body: Body, row: Axis, written: Collection[str]) -> tuple[Body, Body]:
+    """What every row reads again element by element, as the weights of a norm, in tiles that are filled before; and the
+    statements of a row with these tiles."""
+    before: list[Statement] = []
+    held: dict[Expr, Expr] = {}
+
+    def replaced(statements: Body, around: tuple[Loop, ...]) -> Body:
+        return tuple(replaced_in(statement, around) for statement in statements)
+
+    def replaced_in(statement: Statement, around: tuple[Loop, ...]) -> Statement:
+        if isinstance(statement, Loop):
+            return replace(statement, body=replaced(statement.body, (*around, statement)))
+        if isinstance(statement, Accumulate):
+            return replace(statement, body=replaced(statement.body, around))
+        for item in nodes_in(statement):
+            if isinstance(item, Load) and item.buffer not in written and item not in held:
+                hold(item, around)
+        return with_values(statement, held)
+
+    def hold(item: Load, around: tuple[Loop, ...]) -> None:
+        (place,) = item.coordinates
+        loop = next((each for each in around if each.axis in place.atoms), None)
+        others = [each for each in around if each is not loop]
+        if loop is None or row in place.atoms or not is_line(place, loop) or data_of(place):
+            return
+        if not place.atoms.isdisjoint(each.axis for each in others):
+            return
+        name = f"{item.buffer}_line{len(held)}"
+        before.append(Scratch(name, item.dtype, (loop.axis.extent,)))
+        before.append(Loop(loop.axis, "vector", (Store(name, (loop.axis,), item),), loop.lanes))
+        held[item] = Load.intern(name, (loop.axis,), item.dtype)
+
+    inside = replaced(body, ())
+    return tuple(before), inside
+
+
+def is_line(place: Index, loop: Loop) -> bool:
+    """Whether a loop has all of a line of memory in its lanes."""
+    return step_of(place, loop.axis) is ONE and whole_lanes(loop.axis.extent) == loop.lanes
+
+
+def stores_in(body: Body) -> Iterator[Store]:
+    return (item for item in walk(body) if isinstance(item, Store))
 
 
 def as_combining_store(operation: object) -> Compute:

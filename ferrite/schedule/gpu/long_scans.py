@@ -152,9 +152,10 @@ def in_equal_pieces(operation: Scan, size: int, part: Part, backwards: bool) -> 
     yield Reduce((*others, piece), (rest,), operation.combine.name, (value,), (totals,), origin)
     summed = loaded(totals, value.dtype, (*others, piece))
     yield Scan((*others, piece), piece, operation.combine, (summed,), (before,), origin)
-    is_start = compare("eq", index_value(rest), index_value(ZERO))
-    begins = both(is_start, compare("gt", index_value(piece), index_value(ZERO)))
-    there = masked(begins, loaded(before, value.dtype, (*others, piece - 1)), const(0, value.dtype))
+    # one load for a piece, not one for each of its lanes
+    is_later = compare("gt", index_value(piece), index_value(ZERO))
+    there = masked(is_later, loaded(before, value.dtype, (*others, piece - 1)), const(0, value.dtype))
+    begins = both(compare("eq", index_value(rest), index_value(ZERO)), is_later)
     (joined,) = STATES[operation.combine.name].combine((value.dtype,))
     first = choose(begins, with_parameters(joined, [there, value]), value)
     destinations = tuple(
