@@ -57,9 +57,10 @@ from ferrite.lower import (
     call_instead,
     call_without_fuel,
     correct_forecasts,
+    leave_halves,
+    left_to_eager,
     lower_graph,
     no_threads,
-    refused_by_eager,
     strides_of_outputs,
 )
 from ferrite.options import Options, resolve
@@ -219,11 +220,12 @@ def split_joint(compilation: Compilation, partition: Partition) -> Partition:
         joint: torch.fx.GraphModule, *args: Any, **kwargs: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         with compilation.stage("joint"), garbage_waits():
-            refused = refused_by_eager(joint) is not None  # and so is one of its halves, which then runs as it is
+            refused = left_to_eager(joint) is not None  # and so is one of its halves, which then runs as it is
             correct_forecasts(joint)  # passes rest on them, and so do both halves
             rewrite_joint(joint, compilation, only_required=refused)
         with compilation.stage("partition"):
             forward, backward = partition(joint, *args, **kwargs)
+        leave_halves(joint, (forward, backward))
         compilation.record.saved = partition_record(forward, backward)
         return forward, backward
 
@@ -253,7 +255,7 @@ def compile_graph(captured: CapturedGraph, compilation: Compilation) -> torch_ap
     """The compiler proper. Runs once per direction; the backward graph arrives later, from an autograd thread."""
 
     def stages() -> Boxed:
-        if (refusal := refused_by_eager(captured.gm)) is not None:
+        if (refusal := left_to_eager(captured.gm)) is not None:
             return compilation.left_in_eager(captured, (), refusal)
         graph = as_in_eager(captured)
         dump = compilation.dump(graph.kind.value)

@@ -136,6 +136,22 @@ def expanded(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
     return tuple(reversed(steps))
 
 
+def indexed(operands: Sequence[Placed], sizes: tuple[Index, ...], dims: Sequence[int]) -> Steps:
+    """`x[:, i, j]`: an iteration over the operand, which is the same along the dimensions that are indexed, and over
+    the indices. Their dimensions stand where those were that are indexed, or in front if these are not neighbours."""
+    source, *indices = operands
+    rest = [dim for dim in range(len(source.sizes)) if dim not in dims]
+    before = dims[0] if list(dims) == list(range(dims[0], dims[-1] + 1)) else 0
+    after = len(rest) - before
+    common = sizes[before : len(sizes) - after]
+    kept = [source.strides[dim] for dim in rest]
+    iterated = [Placed(sizes, (*kept[:before], *[ZERO] * len(common), *kept[before:]))]
+    for each in indices:
+        whole = made_by(expanded, each, common) if each.sizes != common else each
+        iterated.append(made_by(viewed, whole, (*[ONE] * before, *common, *[ONE] * after)))
+    return elementwise(iterated, sizes)
+
+
 def viewed(operands: Sequence[Placed], sizes: tuple[Index, ...]) -> Steps:
     """`view`: dimensions that lie one in the other are cut anew, those of one go with the ones inside of them."""
     (operand,) = operands
@@ -194,6 +210,11 @@ def transformed(operands: Sequence[Placed], sizes: tuple[Index, ...], dims: Sequ
                 place -= 1
             order.insert(place, dim)
     return in_order_steps(order)
+
+
+def made_by(rule: Rule, operand: Placed, sizes: tuple[Index, ...]) -> Placed:
+    """What a rule makes of one operand."""
+    return Placed(sizes, tuple(number_of(step, [operand], sizes) for step in rule([operand], sizes)))
 
 
 def same_as(operand: Placed) -> Steps:

@@ -34,7 +34,6 @@ from ferrite.graph import (
     leaves,
     mutates,
     no_guards,
-    same_number,
     same_sizes,
     storages_in,
 )
@@ -46,7 +45,7 @@ from ferrite.lower.eager_strides import (
     is_dense,
     like_operand,
 )
-from ferrite.lower.forecasts import correct_misforecasts
+from ferrite.lower.forecasts import OperandLayout, correct_misforecasts, may_be_misforecast, misforecast
 from ferrite.lower.pictures import dense, extent, is_as_in_memory, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
 from ferrite.lower.stride_rules import (
@@ -144,8 +143,10 @@ def is_in_doubt(node: torch.fx.Node) -> bool:
 
 
 def is_view_in_doubt(node: torch.fx.Node) -> bool:
-    """Whether a call is a view of something that lies nobody knows how."""
+    """Whether a call is a view of something that lies nobody knows how, or one of several such results."""
     operands = [each for each in node.all_input_nodes if UNDECIDED in each.meta]
+    if node.target is operator.getitem:
+        return bool(operands)
     return bool(operands) and any(storages_in(fake_value(node)) == storages_in(fake_value(each)) for each in operands)
 
 
@@ -204,12 +205,15 @@ class Asked:
         results, operands = tensors_of(fake_value(node)), [fake_value(each) for each in node.all_input_nodes]
         tensors = [each for each in operands if isinstance(each, torch.Tensor)]
         static = all(map(is_static, (*results, *tensors)))
-        if static and (len(tensors) < len(operands) or not is_doubtful(node, results, tensors)):
+        if static and len(tensors) < len(operands):
             return None
         by_library = packet_of(node) in BY_LIBRARY
         try:
+            is_wrong = self.is_misforecast(node, tensors)
+            if static and not is_wrong and not is_doubtful(node, results, tensors):
+                return None
             cuts = packet_of(node) is aten.constant_pad_nd
-            is_asked_anyway = static or by_library or is_by_formula(node, tensors)
+            is_asked_anyway = static or is_wrong or by_library or is_by_formula(node, tensors)
             if not is_asked_anyway and not self.may_surprise((*results, *tensors), cuts=cuts):
                 return None
         except UnknownSize:  # a size that goes through fractions, say
@@ -230,6 +234,17 @@ class Asked:
         except UnknownSize:
             pass
         return None
+
+    def is_misforecast(self, node: torch.fx.Node, operands: Sequence[torch.Tensor]) -> bool:
+        """Whether it is known that torch forecasts other strides than the result has. It is called in eager then; what
+        is made of it is not, and goes by how it lies."""
+        if not may_be_misforecast(node.target, operands) or not all(map(is_plain, operands)):
+            return False
+        layouts = (
+            OperandLayout(self.sizes.indices(each.shape), self.sizes.indices(each.stride()), each.dtype, each.device)
+            for each in operands
+        )
+        return misforecast(node.target, layouts) is not None
 
     def strides_of_written(self, node: torch.fx.Node, operand: torch.fx.Node) -> tuple[tuple[Any, ...], ...] | None:
         """The strides of an operand that was written in place, where they may be wrong for the result."""
@@ -259,8 +274,6 @@ class Asked:
         return False
 
     def by_rule(self, node: torch.fx.Node, results: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], ...] | None:
-        if packet_of(node) is aten.index and any(same_number(size, 0) for size in results[0].shape):
-            raise Undecided("of nothing, by indices")
         rule, operands = rule_of(node)
         if rule is None or not results:
             return None

@@ -21,6 +21,7 @@ from ferrite.lower.eager_strides import (
     contiguous_result,
     elementwise,
     expanded,
+    indexed,
     like_operand,
     narrowed,
     transformed,
@@ -34,7 +35,7 @@ LIKE = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_li
 # Besides these and the elementwise ones. They compute nothing that ones could harm.
 ASKED = frozenset(
     {
-        *(aten._softmax, aten._log_softmax, aten.native_group_norm, aten.tril, aten.triu, aten.index),
+        *(aten._softmax, aten._log_softmax, aten.native_group_norm, aten.tril, aten.triu),
     }
 )
 COPIES = frozenset(
@@ -64,7 +65,13 @@ RULES: dict[Any, Rule] = {
     aten._unsafe_view: viewed,
 }
 # Those whose rule depends on arguments: see `rule_by_arguments`.
-BY_ARGUMENTS = frozenset({aten.cat, aten.stack, aten.roll, aten.rot90, aten.constant_pad_nd, aten.isinf, aten._fft_r2c})
+BY_ARGUMENTS = frozenset(
+    {
+        *(aten.cat, aten.stack, aten.roll, aten.rot90, aten.constant_pad_nd, aten.isinf, aten._fft_r2c),
+        aten.index,
+    }
+)
+OF_ALL_OPERANDS = (aten.cat, aten.stack, aten.index)
 # Elementwise for all but complex numbers, of which a tensor is made first.
 OF_COMPLEX: dict[Any, Rule] = {
     **dict.fromkeys((aten.abs, aten.conj_physical, aten._conj_physical), like_operand),
@@ -95,6 +102,7 @@ NOT_ITERATED = frozenset(
         aten.relu6,
     }
 )
+MASKS = (torch.bool, torch.uint8)
 NUMBERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 OPERANDS = ("self", "other", "x", "n", "input")  # what overloads call a number that they make a tensor of
 
@@ -108,7 +116,7 @@ def rule_of(node: torch.fx.Node) -> tuple[Rule | None, Sequence[torch.Tensor]]:
         preserves = node.kwargs.get("memory_format") in (None, torch.preserve_format)
         return (RULES[packet], operands[:1]) if preserves and operands else (None, ())
     if packet in BY_ARGUMENTS:
-        return rule_by_arguments(node), operands if packet in (aten.cat, aten.stack) else operands[:1]
+        return rule_by_arguments(node), operands if packet in OF_ALL_OPERANDS else operands[:1]
     if is_of_complex(packet, operands):
         return OF_COMPLEX[packet], operands[:1]
     placed = [each for each in operands if each.ndim]
@@ -135,6 +143,8 @@ def rule_by_arguments(node: torch.fx.Node) -> Rule | None:
     if packet is aten.isinf:
         value = fake_value(args[0])  # type: ignore[arg-type]
         return compared_with_number if value.dtype.is_floating_point else like_operand
+    if packet is aten.index:
+        return by_indices(args[1])
     if any(map(is_node, flat(args[1:]))):
         return None
     if packet is aten.cat:
@@ -155,6 +165,14 @@ def rule_by_arguments(node: torch.fx.Node) -> Rule | None:
         return functools.partial(transformed, dims=transforms) if torch.backends.mkl.is_available() else None
     widths: Any = args[1]
     return narrowed if all(each <= 0 for each in widths) else None
+
+
+def by_indices(indices: Any) -> Rule | None:
+    """The rule for places by numbers. A mask is made into places first."""
+    dims = [dim for dim, each in enumerate(indices) if each is not None]
+    if any(fake_value(indices[dim]).dtype in MASKS for dim in dims):
+        return None
+    return functools.partial(indexed, dims=dims)
 
 
 def computed_in(node: torch.fx.Node, result: torch.dtype, operands: Sequence[torch.Tensor]) -> torch.dtype | None:

@@ -647,3 +647,47 @@ def test_results_that_nobody_asked_for_are_not_looked_at():
     assert_same_as_eager(lambda x: (x.unique(), x * 2), lambda: [torch.tensor([3, 1, 3])])
     (graph,) = ferrite.last_compile().graphs
     assert graph.source.count(".size(") == 1, graph.source
+
+
+# --- dimensions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_dimension_that_goes_where_data_make_its_size_one():
+    """Torch's picture of the squeezed result has one dimension; eager's has none where there is one element."""
+
+    def fn(x):
+        found = x.unique()
+        few = found.squeeze(0)
+        return found, few, few * 2
+
+    compiled = torch.compile(fn, backend="ferrite", dynamic=True)
+    for x in ([1, 2, 3], [1, 1], [5]):
+        assert_as_eager(compiled, fn, torch.tensor(x))
+    assert "data decide how many dimensions" in str(ferrite.last_compile())
+
+
+def test_what_is_saved_of_such_a_dimension():
+    def fn(x):
+        few = x[x > 0].squeeze()
+        return (few * few.exp()).sum()
+
+    compiled = torch.compile(fn, backend="ferrite", dynamic=True)
+    for values in ([1.0, 2.0, -1.0], [1.0, -1.0], [-1.0]):
+        one, other = (torch.tensor(values, requires_grad=True) for _ in range(2))
+        compiled(one).backward()
+        fn(other).backward()
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_dimensions_that_guards_know_are_compiled():
+    """Near misses: another dimension goes, or the number of elements is asserted."""
+
+    def fn(x):
+        found = x.unique().unsqueeze(1)
+        torch._check(found.size(0) > 1)
+        return found.squeeze(0), found.squeeze(1) + 1
+
+    compiled = compile_strict(fn, dynamic=True)
+    for x in ([1, 2, 3], [1, 2]):
+        assert_as_eager(compiled, fn, torch.tensor(x))
+    assert "data decide how many dimensions" not in str(ferrite.last_compile())

@@ -273,3 +273,52 @@ def test_a_gradient_that_lies_otherwise_than_the_input(name, dynamic):
 
 def test_least_and_greatest_of_rows_without_columns():
     assert_same_as_eager(lambda x: torch.aminmax(x, dim=1, keepdim=True), lambda: [torch.empty(4, 3, 0)])
+
+
+def channels_last(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.arange(torch.Size(sizes).numel()).view(sizes).to(dtype).to(memory_format=torch.channels_last)
+
+
+def order_changes(x):
+    """The parts of what is rolled are joined with their channels last; the forecast is a contiguous tensor."""
+    rolled = x.roll(1, 3)
+    return rolled.index_fill(0, torch.tensor([1]), 2), rolled.flip(2) + 1, rolled.exp().sort(1)[0]
+
+
+def order_stays(x):
+    """A near miss: a batch of parts has no channels."""
+    rolled = x.flatten(2).roll(1, 2)
+    return rolled.index_fill(0, torch.tensor([1]), 2), rolled.flip(2) + 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [order_changes, order_stays])
+@pytest.mark.parametrize("sizes", [(2, 8, 8, 16), (2, 16, 64, 80)], ids=["small", "large"])
+def test_what_is_made_of_a_call_in_eager_goes_by_how_it_lies(function, sizes, dynamic):
+    assert_same_as_eager(function, lambda: [channels_last(*sizes) / 100], dynamic=dynamic)
+
+
+def signs_in_another_order(x, y):
+    """`copysign` goes by the operands in another order than the forecast."""
+    signed = torch.copysign(x, y)
+    return signed.clone(), signed * 2, signed.flip(0)
+
+
+def test_what_is_made_of_signs():
+    assert_same_as_eager(signs_in_another_order, lambda: [torch.randn(4, 6).t(), torch.randn(6, 4)])
+
+
+@pytest.mark.parametrize("columns", [1, 4])
+def test_a_part_picked_by_indices_of_which_one_size_is_one(columns):
+    """Of dimensions of one element the iteration over source and indices decides, whatever the sizes of the source."""
+
+    def picked(x, places):
+        found = x[places]
+        found.add_(places.view(-1, 1, 1), alpha=2)
+        return found, torch.nn.functional.elu(found)
+
+    compiled = compile_strict(picked, dynamic=True)
+    for rows in (4, 8):
+        x = torch.randn(columns, rows, 16).permute(1, 2, 0)
+        for got, wanted in zip(*(each(x, torch.arange(columns)) for each in (compiled, picked)), strict=True):
+            torch.testing.assert_close(got, wanted, check_stride=True)

@@ -125,6 +125,25 @@ def test_concatenations_lie_as_in_eager(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_what_indices_pick_lies_as_in_eager(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(120):
+        sizes = [rng.choice([0, 1, 1, 2, 3]) for _ in range(rng.randint(1, 4))]
+        x, common = laid_out(rng, sizes, torch.float32), [rng.choice([0, 1, 1, 2]) for _ in range(rng.randint(0, 3))]
+        indices: list[torch.Tensor | None] = [None] * x.ndim
+        for dim in rng.sample(range(x.ndim), rng.randint(1, min(x.ndim, 3))):
+            own = [rng.choice([size, size, 1]) for size in common][rng.choice([0, 0, 1]) :]
+            indices[dim] = laid_out(rng, own, torch.int64).zero_()
+        try:
+            result = aten.index.Tensor(x, indices)
+        except IndexError:  # of nothing
+            continue
+        found = strides_by_rule(aten.index.Tensor, (x, indices), result)
+        laid = [None if each is None else (*each.shape, each.stride()) for each in indices]
+        assert found == (result.stride(),), (sizes, x.stride(), laid)
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_gradients_of_activations_lie_as_in_eager(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(20):

@@ -171,7 +171,7 @@ def test_a_softmax_along_a_dimension_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], dim: int
 ) -> None:
     """Torch's picture of it passes; eager does not. Nobody asks it on a GPU."""
-    monkeypatch.setattr("ferrite.backend.refused_by_eager", lambda gm: None)
+    monkeypatch.setattr("ferrite.backend.left_to_eager", lambda gm: None)
     torch._dynamo.reset()
     compiled = torch.compile(lambda a: (a * 2).softmax(dim), backend="ferrite", options={"strict": True})
     with pytest.raises(IndexError, match="Dimension out of range"):
