@@ -108,8 +108,24 @@ def observe(program: Program, how: str) -> list[Outcome]:
         options = {"options": {"strict": True}} if how == "ferrite" else {}
         dynamic = (program.dynamic or None) if any_sizes else False
         function = torch.compile(function, backend=backend, dynamic=dynamic, **options)
+    if wide:
+        function = in_float64(function)
     with default_device(program.device):
         return [one_outcome(program, number, function, scope["inputs"]) for number in range(len(program.calls))]
+
+
+def in_float64(function: Any) -> Any:
+    """What becomes a float without saying which (`x / 2` of integers) is one of 64 bits, too."""
+
+    def call(*arguments: Any) -> Any:
+        kept = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            return function(*arguments)
+        finally:
+            torch.set_default_dtype(kept)
+
+    return call
 
 
 @contextlib.contextmanager

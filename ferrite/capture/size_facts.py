@@ -242,6 +242,29 @@ def _size_of_expression(expression: Any) -> tuple[bool, int, str]:
     return not expression.is_number, expression.count_ops(), str(expression)
 
 
+def related(value: Number) -> Iterator[Any]:
+    """What guards and assertions say of sizes together, as sympy has it: none of these is negative."""
+    known = value.node.shape_env
+    asserted = [each.expr for several in known.deferred_runtime_asserts.values() for each in several]
+    for condition in (*(guard.expr for guard in known.guards), *asserted):
+        condition = known.replace(condition)
+        if len(getattr(condition, "args", ())) != 2:
+            continue
+        left, right = condition.args
+        match type(condition).__name__:
+            case "GreaterThan":
+                yield left - right
+            case "StrictGreaterThan":
+                yield left - right - 1
+            case "LessThan":
+                yield right - left
+            case "StrictLessThan":
+                yield right - left - 1
+            case "Equality":
+                yield left - right
+                yield right - left
+
+
 def asserted(value: Number) -> Iterator[tuple[Any, str]]:
     """Conditions on numbers that data decides, as sympy has them, and what is said where one does not hold.
 

@@ -5,6 +5,7 @@ dir/002_joint/00_captured.py              forward and backward in one, before th
 dir/003_forward/00_captured.py            the graph as the stage got it
 dir/003_forward/05_remove_noop_ops.py     after this pass
 dir/003_forward/program.py                the loop program that it is lowered to
+dir/003_forward/accesses.txt              why each place that it reads or writes is inside of its buffer
 dir/003_forward/31_fuse.txt               after this step of scheduling
 dir/003_forward/kernels.py                the kernels, as text of the loop IR
 dir/003_forward/kernel_0.ll               what kernel 0 is compiled from (on a GPU: kernel_0.py, for Triton)
@@ -32,7 +33,7 @@ from ferrite.debug.memory import hints_of
 from ferrite.debug.repro import HEAD, input_source, settings_of, stand_in_source, written
 from ferrite.errors import warn_user
 from ferrite.graph import fake_value, module_source
-from ferrite.ir.program import Program
+from ferrite.ir.program import Program, facts_text
 from ferrite.lower import LoweredProgram
 from ferrite.options import Options
 from ferrite.pipeline import PassRecord
@@ -91,6 +92,7 @@ class Dump:
         if self.details is not None:
             self.details.computed = found.computed
         self.write("program.py", lambda: str(found.program))
+        self.write("accesses.txt", lambda: facts_text(found.program, found.relations()))
         self.write("objects.json", lambda: objects_text(found.objects))
 
     def generated(

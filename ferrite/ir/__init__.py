@@ -75,7 +75,7 @@ from ferrite.ir.index import (
     symbol,
 )
 from ferrite.ir.intern import Interned
-from ferrite.ir.intervals import interval
+from ferrite.ir.intervals import interval, is_below_extent
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.philox import DIGITS, KEY_STEPS, MULTIPLIERS, ROUNDS, WORD, philox
 from ferrite.ir.random import advance_generator, random_numbers
@@ -148,6 +148,7 @@ __all__ = [
     "indices_of",
     "inside_in_loops",
     "interval",
+    "is_below_extent",
     "is_integer",
     "load",
     "masked",

@@ -11,7 +11,7 @@ import weakref
 
 import torch
 
-from ferrite.ir.expr import Cast, Const, Expr, IndexValue, Masked, Op, nodes_of
+from ferrite.ir.expr import Cast, Const, Data, Expr, IndexValue, Masked, Op, nodes_of
 from ferrite.ir.types import is_integer
 
 Number = int | float
@@ -26,6 +26,12 @@ def interval(expr: Expr) -> Interval | None:
     for item in nodes_of(expr, leaving_out=_intervals):
         _intervals[item] = _rounded(_made(item), item.dtype)
     return _intervals[expr]
+
+
+def is_below_extent(atom: Data) -> bool:
+    """Whether the form of a value that is an index tells that it is none outside, so that nothing need be compared."""
+    found = interval(atom.value)
+    return found is not None and atom.extent.low is not None and found[0] >= 0 and found[1] < atom.extent.low
 
 
 def _made(item: Expr) -> Interval | None:

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ferrite.capture import CapturedGraph, torch_operators
-from ferrite.ir import Expr
+from ferrite.ir import Expr, Index
 from ferrite.ir.program import Program
 from ferrite.lower import families
 from ferrite.lower.builder import CPU, Builder, RandomThreads, no_threads
@@ -26,11 +26,13 @@ families.load()
 @dataclass(frozen=True)
 class LoweredProgram:
     """A program, and the objects that it names. `computed`: values by the node of the graph that they are of, as far as
-    they are expressions: of several results each."""
+    they are expressions: of several results each. `relations`: what is known of its sizes together, none of it
+    negative: for whoever asks why a place is inside of a buffer."""
 
     program: Program
     objects: Mapping[str, Any]
     computed: Sequence[tuple[str, Expr]] = ()
+    relations: Callable[[], tuple[Index, ...]] = tuple
 
 
 def lower_graph(
@@ -88,4 +90,4 @@ def lower_module(
     correct_forecasts(gm)
     builder = Builder(gm.graph, kernels_on, random_threads=random_threads, attention_on=attention_on)
     program = Walk(gm, builder, donated, output_strides).run(name)
-    return LoweredProgram(program, builder.objects, builder.computed)
+    return LoweredProgram(program, builder.objects, builder.computed, builder.sizes.relations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Container, Mapping
 from functools import reduce
 from typing import Any
@@ -42,6 +43,7 @@ class Sizes:
         self._seen: dict[Any, Index] = {}
         self._equal: Mapping[Any, Any] | None = None  # what guards hold equal, once a symbolic size has been read
         self._ranges: Mapping[Any, tuple[int, int]] = {}  # what follows from that for single symbols
+        self._example: Any = None  # a number that torch can be asked about
         self.computed: Callable[[torch.SymInt], Index] | None = None  # a size that only a scalar expression can say
 
     def index(self, value: int | torch.SymInt) -> Index:
@@ -84,10 +86,22 @@ class Sizes:
         self._seen.clear()
         return meaning
 
+    def relations(self) -> tuple[Index, ...]:
+        """What guards say of sizes together, and assertions, which are checked where the last of their symbols becomes
+        known. None of these is negative."""
+        if self._example is None:
+            return ()
+        found: dict[Index, None] = {}
+        for expression in size_facts.related(self._example):
+            with contextlib.suppress(UnknownSize):
+                found[self.read(expression, SymbolFacts(self._example))] = None
+        return tuple(found)
+
     def read(self, expression: Any, facts: SymbolFacts) -> Index:
         if self._equal is None:
             self._equal = size_facts.guarded_equalities(facts.value)
             self._ranges = size_facts.guarded_ranges(facts.value, self._equal)
+            self._example = facts.value
         expression = size_facts.simplest_equal(expression, self._equal) if self._equal else expression
         if expression.is_Integer:
             return number(int(expression))

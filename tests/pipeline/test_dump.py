@@ -31,6 +31,7 @@ def test_every_step_is_written_and_runs(tmp_path, dynamic):
         "remove_noop_ops.py",
         "pass_patterns.py",
         *(f"{step.__name__}.txt" for step in STEPS),
+        "accesses.txt",
         "host.py",
         *(f"{number}.ll" for number in range(len(list(forward.glob("kernel_*.ll"))))),
         "kernels.py",

@@ -36,6 +36,7 @@ from ferrite.ir import (
     data_of,
     indices_of,
     interval,
+    is_below_extent,
 )
 from ferrite.ir.kernel import Notes
 
@@ -211,7 +212,7 @@ class Expressions:
     def check(self, atom: Data) -> Value:
         e, code = self.e, self.checks[atom]
         value = cast(e, self.value(atom.value), atom.value.dtype, torch.int64)
-        if is_inside(atom):
+        if is_below_extent(atom):
             return value
         extent, mask = self.wide_index(atom.extent), e.mask
         if mask is not None and mask.lanes > max(value.lanes, extent.lanes):
@@ -244,12 +245,6 @@ class Expressions:
 
     def both(self, left: Value, right: Value) -> Value:
         return self.e.map("i1", [left, right], lambda lanes, *pair: Words(self.e, "i1", lanes).op("and", *pair))
-
-
-def is_inside(atom: Data) -> bool:
-    """Whether the form of a value tells that it is no index outside."""
-    found = interval(atom.value)
-    return found is not None and atom.extent.low is not None and found[0] >= 0 and found[1] < atom.extent.low
 
 
 def is_short(value: Expr) -> bool:
