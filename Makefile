@@ -39,8 +39,8 @@ test: $(READY)  ## everything CI runs: format, lint, types, tests
 	@$(MAKE) --no-print-directory -j 2 types daily
 
 check: $(READY)  ## format, lint, types and the quick tests; run it before every commit
-	@$(MAKE) --no-print-directory lint
-	$(WITHOUT_GPU) -n $(WORKERS) --dist loadfile -m "quick and not lengthy and not slow and not gpu"
+	@$(MAKE) --no-print-directory style
+	@$(MAKE) --no-print-directory -j 2 types quick
 
 test-all: $(READY)  ## also the long sweeps
 	@$(MAKE) --no-print-directory lint
@@ -64,7 +64,7 @@ docs: $(READY)  ## make the generated pages anew
 	$(BIN)/python -m ferrite.passes.page docs/names.csv > docs/passes.md
 	$(BIN)/python -m ferrite ops --markdown docs/operators.csv > docs/operators.md
 
-.PHONY: lint style types daily
+.PHONY: lint style types quick daily
 lint: style types
 
 style: $(READY)
@@ -75,6 +75,9 @@ style: $(READY)
 types: $(READY)
 	@echo "types"
 	@$(BIN)/mypy --no-error-summary
+
+quick: $(READY)
+	$(WITHOUT_GPU) -n $(WORKERS) --dist loadfile -m "quick and not lengthy and not slow and not gpu"
 
 daily: $(READY)
 	$(WITHOUT_GPU) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not gpu"

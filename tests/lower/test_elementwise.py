@@ -15,6 +15,7 @@ from ferrite.ir.program.nodes import Program
 from ferrite.ir.program.operation_facts import roots_of
 from ferrite.lower.graph import lower_module
 from ferrite.lower.ops import special
+from ferrite.machines import Machine
 from tests.lower.lowered import assert_lowered, calls, traced
 
 pytestmark = pytest.mark.quick
@@ -150,7 +151,7 @@ def test_nan_wins_in_maximum_and_loses_in_fmax():
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_negative_zero_stays_one_where_eager_keeps_it(keeps, monkeypatch):
-    monkeypatch.setattr(special, "X86", keeps)
+    monkeypatch.setattr(special, "host_machine", lambda: Machine(relu_keeps_negative_zero=keeps))
     x = EDGES.repeat(2)
     lowered = lower_module(traced(torch.relu, x))
     (mine,) = interpret(lowered.program, [x.clone()], lowered.objects)
