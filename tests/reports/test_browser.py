@@ -195,6 +195,12 @@ def test_all_can_be_done_by_keys(browser, page):
     browser.press(ESCAPE)
     browser.press("4", ARROW_DOWN)
     assert browser.ask("state.section") == "fusion"
+    for chosen in ("tr.go", "circle.dot"):  # a row of the table of times, and a circle of the roofline
+        browser.open(page, f"g={graph_number(page, 'forward')}&s=time")
+        browser.ask(f"document.querySelector('{chosen}').focus()")
+        browser.press(ENTER)
+        assert browser.ask("state.section") == "fusion"
+        assert browser.ask("state.step") >= 0
     assert browser.problems() == []
 
 
