@@ -99,14 +99,15 @@ class Walk:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.value_of)
         out = fake_value(node)
         if node.target is operator.getitem and isinstance(args[0], (tuple, list)):
-            return self.settle(node, args[0][args[1]], node.args[0])
+            source = node.args[0]
+            return self.settle(node, args[0][args[1]], source if isinstance(source, torch.fx.Node) else node)
         if not torch_operators.is_operator(node.target) and not torch_operators.is_higher_order(node.target):
             return number_of(self.builder, node.target, args, kwargs, out)
         return self.settle(node, apply(self.builder, node.target, args, kwargs, out))
 
     def settle(self, node: torch.fx.Node, value: Any, made_by: torch.fx.Node | None = None) -> Any:
         """Decide whether a node's value goes to memory now. What is returned does, so that what it reads can go, unless
-        it is returned as a view of that."""
+        it is returned as a view of that. `made_by`: what several results are of, where the node takes one of them."""
         if isinstance(value, Value) and value.box.expr is not None:
             self.builder.computed.append(((made_by or node).name, value.box.expr))
             is_new = bool(value.box.expr.loads) and value.box.bits_on is None

@@ -1,8 +1,8 @@
 """Which nodes of the graph a statement of a kernel comes from.
 
-A store comes from the operation that writes there; a reduction from the operation of its kind; a value from the node
-that computes it, or from what it is computed for; a loop from all that is in it; the rest from all that the kernel
-computes.
+A store comes from the operation that writes there; a reduction from the operation over the same values; a value from
+the node that computes it, or from what it is computed for; a loop from all that is in it; the rest from all that the
+kernel computes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from ferrite.ir import Expr, Load, Local
 from ferrite.ir.kernel import (
-    Accumulate,
     Let,
     Scratch,
     Statement,
@@ -37,7 +36,7 @@ class StatementNodes:
     values: Mapping[Expr, Nodes]
 
     def of(self, value: Expr | None) -> Nodes:
-        return self.nodes if value is None else self.values.get(value, self.nodes)
+        return (EMPTY if value is None else self.values.get(value, EMPTY)) or self.nodes
 
     def beside(self, other: StatementNodes) -> StatementNodes:
         values = {value: nodes | other.values.get(value, EMPTY) for value, nodes in self.values.items()}
@@ -79,7 +78,9 @@ class _Statements:
         self.numbers = statement_numbers(launch.kernel)
         self.memo = computed.of_launch(launch)
         self.whole = names.of(node for each in launch.operations for node in each.origin.nodes)
-        self.with_values = computed.computed_by(self.memo, self.memo, self.whole)
+        self.near = names.and_read(self.whole)
+        self.with_values = computed.computed_by(self.memo, self.memo, self.near)
+        self.whole |= self.with_values
         self.found: list[Nodes] = [EMPTY] * sum(1 for _ in walk(self.body))
         self.values: list[Mapping[Expr, Nodes]] = [{} for _ in self.found]
         self.stored: dict[str, Nodes] = {}  # by pointer
@@ -91,19 +92,19 @@ class _Statements:
         for pointer, name in zip(launch.kernel.arguments, launch.arguments, strict=False):
             self.stored[pointer.name] = self.stored.get(pointer.name, EMPTY) | written.get(name, EMPTY)
         self.reductions = [each for each in launch.operations if isinstance(each, Reduce | Scan)]
+        for each in self.reductions:
+            computed.add(computed.memo, each.values, computed.leaf)
         self.updates: dict[str, Nodes] = {}  # by the name of a state
         self.kept: dict[str, Nodes] = {}  # in memory, tiles too
         self.users: dict[str, Nodes] = {}  # of local values and tiles: what they are computed for
 
     def all(self) -> None:
         for statement in walk(self.body):
-            if isinstance(statement, Accumulate):
-                for state in statement.states:
-                    if (operation := self.reduction(state.kind)) is not None:
-                        self.updates[state.names[0]] = self.nodes_of(operation)
+            if isinstance(statement, Update):
+                self.updates[statement.state] = self.updates.get(statement.state, EMPTY) | self.of_update(statement)
         for statement in reversed(list(walk(self.body))):
             number, nodes = self.numbers[id(statement)], self.of(statement)
-            values = self.computed.by_value(nodes_in(statement), self.memo, self.whole, nodes)
+            values = self.computed.by_value(nodes_in(statement), self.memo, self.near, nodes)
             self.values[number] = values
             if isinstance(statement, Let) or (isinstance(statement, Store) and statement.buffer not in self.stored):
                 nodes = values[statement.value]
@@ -125,23 +126,20 @@ class _Statements:
             case Let(name=name) | Scratch(name=name):
                 return self.users.get(name, EMPTY)
             case Update(state=name):
-                return self.updates.get(name, EMPTY)
+                return self.updates[name] or self.users.get(name, EMPTY)
         within = [self.numbers[id(each)] for each in inner(statement)]
         values = (nodes for number in within for nodes in self.values[number].values())
-        inside = EMPTY.union(*values, *(self.found[number] for number in within))
-        if isinstance(statement, Accumulate):
-            inside = inside.union(*(self.updates.get(state.names[0], EMPTY) for state in statement.states))
-        return inside
+        return EMPTY.union(*values, *(self.found[number] for number in within))
 
-    def reduction(self, kind: str) -> Operation | None:
-        """The first operation of a kind that no other state has; without one of that kind, the first that is left."""
-        chosen: Reduce | Scan | None
-        chosen = next((each for each in self.reductions if isinstance(each, Reduce) and each.kind == kind), None)
-        if chosen is None and self.reductions:
-            chosen = self.reductions[0]
-        if chosen is not None:
-            self.reductions.remove(chosen)
-        return chosen
+    def of_update(self, statement: Update) -> Nodes:
+        """Of the reductions over these values; of a state that gathers the parts of another, of those of the parts.
+        None where no operation has these values: then it is of what uses it."""
+        value = statement.values[0]
+        if isinstance(value, Local) and value.name in self.updates:
+            return self.updates[value.name]
+        numbers = [self.memo[each] for each in statement.values]
+        found = (each for each in self.reductions if [self.computed.memo[one] for one in each.values] == numbers)
+        return EMPTY.union(*map(self.nodes_of, found))
 
     def nodes_of(self, operation: Operation) -> Nodes:
         return self.names.own(operation, self.with_values)

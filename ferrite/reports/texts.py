@@ -70,7 +70,7 @@ class GraphTexts:
             if number is None:
                 nodes = by_buffer.get(line.strip().partition(" = ")[0], EMPTY)
             elif number != before:  # the line that it begins with: all of it
-                nodes = self.nodes_of(self.program.operations[number])
+                nodes = self.nodes_of(self.program.operations[number]).union(*operations[number].values.values())
             else:
                 nodes = operations[number].of(value)
             found.append((line, nodes))
@@ -78,10 +78,10 @@ class GraphTexts:
         return self.add("loop program", found)
 
     def nodes_in(self, operation: Operation) -> StatementNodes:
-        whole, memo = self.nodes_of(operation), self.computed.memo
+        near, memo = self.names.and_read(self.nodes_of(operation)), self.computed.memo
         values = [value for value in nodes_of(*roots_of(operation)) if value in memo]
-        own = self.names.own(operation, self.computed.computed_by(values, memo, whole))
-        return StatementNodes(own, self.computed.by_value(values, memo, whole, own))
+        own = self.names.own(operation, self.computed.computed_by(values, memo, near))
+        return StatementNodes(own, self.computed.by_value(values, memo, near, own))
 
     # --- kernels ------------------------------------------------------------------------------------------------------
 

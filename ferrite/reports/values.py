@@ -16,7 +16,7 @@ from typing import Any
 from ferrite.debug import GraphRow
 from ferrite.ir import Cast, Const, Expr, IndexValue, Load, Local, Masked, Op, Param, Random, nodes_of
 from ferrite.ir.kernel import Let, Store, nodes_in, walk
-from ferrite.ir.program import Compute, Operation, Program, axes_of, roots_of, writes
+from ferrite.ir.program import Compute, Operation, Program, axes_of, reads, roots_of, writes
 from ferrite.schedule import Launch
 from ferrite.schedule.fusion import BufferTable
 
@@ -32,12 +32,17 @@ class NodeNames:
 
     def __init__(self, program: Program, rows: Sequence[GraphRow]) -> None:
         self.places = {row.name: place for place, row in enumerate(rows)}
-        self.reads = {row.name: row.reads for row in rows}
+        self.rows = rows
         self.within = computed_within(program, rows)
 
     def of(self, names: Iterable[str]) -> Nodes:
         """With all that is computed where they are."""
         return EMPTY.union(*(self.within.get(name, EMPTY) for name in names))
+
+    def and_read(self, nodes: Nodes) -> Nodes:
+        """With what they read: a part of that may be computed with them, though operations stand for the rest."""
+        read = (self.places.get(name) for node in nodes for name in self.rows[node].reads)
+        return nodes.union(place for place in read if place is not None)
 
     def own(self, operation: Operation, with_values: Nodes) -> Nodes:
         """Of an operation, without those computed within it that have values of their own there."""
@@ -62,26 +67,27 @@ def computed_within(program: Program, rows: Sequence[GraphRow]) -> dict[str, Nod
 
 class ComputedValues:
     """Of one graph. `programs`: as lowered, and as scheduled; `computed`: what nodes were lowered to. `memo`: the
-    numbers of values in the program as it was lowered."""
+    numbers of values in these programs."""
 
-    def __init__(
-        self,
-        programs: Sequence[Program],
-        computed: Iterable[tuple[str, Expr]],
-        names: NodeNames,
-    ) -> None:
+    def __init__(self, programs: Sequence[Program], computed: Iterable[tuple[str, Expr]], names: NodeNames) -> None:
         self.numbers: dict[tuple[Any, ...], int] = {}
         self.storages: dict[str, int] = {}  # what each holds
         self.nodes: dict[int, set[int]] = {}  # by the numbers of their values
-        tables = list(map(BufferTable, programs))
-        self.memo, *_ = [self.of_program(program, table) for program, table in zip(programs, tables, strict=True)]
+        self.memo: Memo = {}
+        self.tables = list(map(BufferTable, programs))
+        for program, table in zip(programs, self.tables, strict=True):
+            self.add_program(program, table)
         own: dict[str, set[int]] = {}
         for name, expr in computed:
-            self.add(self.memo, [expr], self.leaf_in(tables[0]))
+            if name not in names.places:
+                continue
+            self.add(self.memo, [expr], self.leaf)
             number = self.memo[expr]
             own.setdefault(name, set()).add(number)
-            is_view = any(number in own.get(each, ()) for each in names.reads.get(name, ()))  # a view of what it reads
-            if isinstance(expr, COMPUTING) and name in names.places and not is_view:
+            is_view = any(
+                number in own.get(each, ()) for each in names.rows[names.places[name]].reads
+            )  # of what it reads
+            if isinstance(expr, COMPUTING) and not is_view:
                 self.nodes.setdefault(number, set()).add(names.places[name])
 
     # --- numbers ------------------------------------------------------------------------------------------------------
@@ -107,56 +113,66 @@ class ComputedValues:
                 case _:
                     memo[item] = self.number(type(item), item.dtype, *inside)
 
-    def memory(self, storage: str) -> int:
+    def buffer(self, name: str) -> int:
+        """What a buffer holds. Names mean the same in all programs; where a buffer lies, the scheduler may change."""
+        storage = next((table.buffers[name].storage for table in self.tables if name in table.buffers), name)
         return self.storages[storage] if storage in self.storages else self.number("memory", storage)
 
-    def of_program(self, program: Program, table: BufferTable) -> Memo:
-        memo: Memo = {}
-        leaf = self.leaf_in(table)
+    def leaf(self, item: Expr) -> int:
+        """Of what expressions in a program begin with."""
+        return self.buffer(item.buffer) if isinstance(item, Load) else UNKNOWN
+
+    def add_program(self, program: Program, table: BufferTable) -> None:
         written = [[table.buffers[each.buffer].storage for each in writes(item)] for item in program.operations]
         times = Counter(storage for each in written for storage in each)
         for operation, storages in zip(program.operations, written, strict=True):
             if not axes_of(operation):
                 continue  # a call: what it gives is memory like any other
+            self.add(self.memo, roots_of(operation), self.leaf)
             stores = operation.stores if isinstance(operation, Compute) else ()
-            self.add(memo, roots_of(operation), leaf)
-            known = {table.buffers[store.buffer].storage: memo[store.value] for store in stores if store.mode == "set"}
+            sets = [store for store in stores if store.mode == "set"]
+            known = {table.buffers[store.buffer].storage: self.memo[store.value] for store in sets}
             for storage in storages:
+                if table is not self.tables[0] and storage in self.tables[0].buffers:
+                    continue  # known, and now perhaps where another buffer lies as well
                 once = times[storage] == 1 and table.buffers[storage].kind == "owned"
                 self.storages.setdefault(storage, known.get(storage, UNKNOWN) if once else UNKNOWN)
-        return memo
-
-    def leaf_in(self, table: BufferTable) -> Callable[[Expr], int]:
-        def leaf(item: Expr) -> int:
-            if isinstance(item, Load) and item.buffer in table.buffers:
-                return self.memory(table.buffers[item.buffer].storage)
-            return UNKNOWN
-
-        return leaf
 
     def of_launch(self, launch: Launch) -> Memo:
         """Of what the statements of a kernel evaluate."""
         memo: Memo = {}
-        known: dict[str, int] = {}  # local values and tiles
-        pointers = {each.name: name for each, name in zip(launch.kernel.arguments, launch.arguments, strict=False)}
+        known: dict[str, int] = {}  # local values, tiles, and what was stored through pointers
+        held = self.held_by_pointers(launch)
 
         def leaf(item: Expr) -> int:
             if isinstance(item, Local):
                 return known.get(item.name, UNKNOWN)
             if isinstance(item, Load):
-                return (
-                    self.memory(pointers[item.buffer]) if item.buffer in pointers else known.get(item.buffer, UNKNOWN)
-                )
+                return known.get(item.buffer, held.get(item.buffer, UNKNOWN))
             return UNKNOWN
 
         for statement in walk(launch.kernel.body):
             self.add(memo, nodes_in(statement), leaf)
             if isinstance(statement, Let):
                 known[statement.name] = memo[statement.value]
-            elif isinstance(statement, Store) and statement.buffer not in pointers:
-                number = memo[statement.value]
-                known[statement.buffer] = number if known.get(statement.buffer, number) == number else UNKNOWN
+            elif isinstance(statement, Store) and statement.mode == "set":
+                number, before = memo[statement.value], known.get(statement.buffer)
+                known[statement.buffer] = number if before is None or before == number else UNKNOWN
         return memo
+
+    def held_by_pointers(self, launch: Launch) -> dict[str, int]:
+        """What is behind each pointer at the beginning, where a buffer may lie that will be written where another one
+        lies."""
+        table = self.tables[-1]
+        written = {access.buffer for operation in launch.operations for access in writes(operation)}
+        held: dict[str, set[int]] = {}
+        for name in {access.buffer for operation in launch.operations for access in reads(operation)} - written:
+            held.setdefault(table.buffers[name].storage, set()).add(self.buffer(name))
+        found: dict[str, int] = {}
+        for pointer, storage in zip(launch.kernel.arguments, launch.arguments, strict=False):
+            numbers = held.get(storage) or {self.buffer(storage)}
+            found[pointer.name] = min(numbers) if len(numbers) == 1 else UNKNOWN
+        return found
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 

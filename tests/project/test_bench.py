@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import compile_time, kernel_text, kernels, models, overhead, picture, report_cost
+from bench import compile_time, kernel_text, kernels, models, overhead, picture, report_cost, report_page
 from bench.agreement import disagreement_of_models, largest_error
 from bench.backends import in_fresh_process, with_own_code
 from bench.cases import CASES, Case, tensors_of
@@ -45,7 +45,7 @@ def written(folder: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("program", [*PROGRAMS, kernel_text, picture], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("program", [*PROGRAMS, kernel_text, picture, report_page], ids=lambda module: module.__name__)
 def test_help_says_how(program: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         program.main(["--help"])

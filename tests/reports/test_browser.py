@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import ferrite
+from bench import report_page
 from ferrite.reports import read_record
 from ferrite.reports.page import page as page_of
 from ferrite.reports.write import _at_exit
@@ -195,6 +196,12 @@ def test_all_can_be_done_by_keys(browser, page):
     browser.press(ESCAPE)
     browser.press("4", ARROW_DOWN)
     assert browser.ask("state.section") == "fusion"
+    for chosen in ("tr.go", "circle.dot"):  # a row of the table of times, and a circle of the roofline
+        browser.open(page, f"g={graph_number(page, 'forward')}&s=time")
+        browser.ask(f"document.querySelector('{chosen}').focus()")
+        browser.press(ENTER)
+        assert browser.ask("state.section") == "fusion"
+        assert browser.ask("state.step") >= 0
     assert browser.problems() == []
 
 
@@ -286,3 +293,11 @@ def test_ten_thousand_nodes_within_two_seconds(browser, pages, llvm_kernels):
     assert_soon(lambda: browser.texts("#found .hit"))
     assert time.monotonic() - start < 3  # of which 60 ms are waited for each key
     assert browser.problems() == []
+
+
+def test_the_benchmark_of_the_page_measures_every_graph(browser, tmp_path, llvm_kernels):
+    found = report_page.main(["--layers", "1", "--write", str(tmp_path)])
+    assert [row["graph"] for row in found["rows"]] == ["torch calls", "forward and backward", "forward", "backward"]
+    assert all(row["ready"] > 0 and row["chosen"] > 0 and row["nodes"] > 10 for row in found["rows"])
+    assert list(tmp_path.glob("report_page-*.md"))
+    _at_exit.clear()

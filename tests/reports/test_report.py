@@ -134,6 +134,27 @@ def test_operators_computed_inside_one_another_have_lines_of_their_own(path):
     assert any(line.strip().startswith("for ") for line in whole)  # a loop belongs to all that is in it
 
 
+def test_what_is_computed_around_reductions_is_told_apart_in_training(path):
+    """The gradient of a layer norm takes two sums over rows, and is added to another one in their kernel."""
+
+    def residual(x, weight):
+        return torch.sin(x) + F.layer_norm(x, (64,), weight)
+
+    x, weight = torch.randn(32, 64, requires_grad=True), torch.randn(64, requires_grad=True)
+    compile_strict(residual, options={"report": path})(x, weight).square().sum().backward()
+    graph = read_record(ferrite.report(path))["compiles"][-1]["graphs"][-1]
+    assert graph["kind"] == "backward"
+    names = [node["name"] for node in graph["nodes"]]
+    (kernel,) = graph["kernels"]
+    for text in (graph["program"], kernel["text"]):
+        own = {name: own_lines_of(graph, text, {number}) for number, name in enumerate(names)}
+        assert operators_in(own["native_layer_norm_backward"]) == {"mul", "sub", "div"}
+        assert [operators_in(own[name]) for name in ("cos", "mul", "add_1")] == [{"cos"}, {"mul"}, {"add"}]
+    updates = [line for line in graph["texts"][kernel["text"]]["lines"] if ".update(" in line]
+    assert updates
+    assert {*updates} <= {*own["native_layer_norm_backward"]}  # none is a sum of the others
+
+
 def test_equal_operators_on_other_memory_and_views_are_told_apart(path):
     def alike(x, y):
         a = x.sin()

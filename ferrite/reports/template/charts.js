@@ -183,6 +183,6 @@ function timelineChart(graph) {
   const width = 1000, row = 18, spans = graph.collectives, count = Math.max(1, graph.steps.length);
   const x = (step) => 10 + (step * (width - 20)) / count;
   return svg("svg", { class: "chart", viewBox: `0 0 ${width} ${spans.length * row + 26}`, role: "img", "aria-label": "collectives from start to wait" },
-    spans.map((each, place) => svg("rect", { class: "span", x: x(each.first), y: place * row + 4, width: Math.max(2, x(each.last + 1) - x(each.first)), height: row - 6, rx: 3, onclick: () => go("fusion", { step: each.first }) }, svg("title", {}, `${each.title}: step ${each.first} to ${each.last}`))),
+    spans.map((each, place) => svg("rect", { class: "span", x: x(each.first), y: place * row + 4, width: Math.max(2, x(each.last + 1) - x(each.first)), height: row - 6, rx: 3, tabindex: 0, onclick: () => go("fusion", { step: each.first }) }, svg("title", {}, `${each.title}: step ${each.first} to ${each.last}`))),
     svg("text", { x: 10, y: spans.length * row + 20 }, "step 0"), svg("text", { x: width - 10, y: spans.length * row + 20, "text-anchor": "end" }, `step ${count - 1}`));
 }

@@ -78,6 +78,7 @@ function setUp() {
     if (event.key === "/") document.getElementById("search").focus();
     else if (event.key === "t") turn();
     else if (event.key === "?") keys.showModal();
+    else if (event.key === "Enter" && event.target.matches(".go, .dot, .span")) event.target.dispatchEvent(new MouseEvent("click", { bubbles: true }));
     else if (digit >= 0 && open()[digit]) go(open()[digit].name);
     else if (event.key === "[" || event.key === "]") {
       const count = compileNow().graphs.length;
