@@ -67,7 +67,7 @@ def bucket(gm: torch.fx.GraphModule, context: PassContext, kind: str, settings: 
             found = [each for run in runs for each in filled(run, layout, cap_of(settings))]
         return [[numbers[exchange] for exchange in members] for members in found]
 
-    decided = decide(gm, f"bucket {kind}", context.options, layout.exchanges, own_buckets)
+    decided = decide(gm, f"bucket {kind}", context.options, layout.exchanges, layout.freedom(), own_buckets)
     return merged(
         layout, [[layout.exchanges[each] for each in members] for members in decided], settings.style, context
     )

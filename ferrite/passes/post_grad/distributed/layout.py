@@ -94,6 +94,15 @@ class Layout:
             exchange.kind in SHRINKS,
         )
 
+    def freedom(self) -> str:
+        """Which collectives can begin before which are needed, from left to right: `+2` where the third can begin, `-0`
+        where the first is needed. Graphs in which this is equal let the same ones be merged, and begin in the same
+        order, however long they take."""
+        jobs = [self.job(exchange) for exchange in self.exchanges]
+        events = [(job.available, "+", number) for number, job in enumerate(jobs)]
+        events += [(job.needed, "-", number) for number, job in enumerate(jobs)]
+        return " ".join(f"{sign}{number}" for _, sign, number in sorted(events))  # of one place, `+` first
+
     def first_place(self, start: torch.fx.Node) -> int:
         """The first place that a collective may begin at: behind its operands, and behind the last write before it."""
         before = bisect.bisect_left(self.writes, self.place[start])
