@@ -194,7 +194,7 @@ def work(name: str) -> Callable[[int], list[Any]]:
 
     def on_rank(rank: int) -> list[Any]:
         found = []
-        for number, case in enumerate(CASES[name]):
+        for case in CASES[name]:
             for write in (lambda _: None, add_one):
                 mine, theirs = inputs(rank), inputs(rank)
                 gm, count = after_pass(name, case, write, mine)
@@ -203,7 +203,7 @@ def work(name: str) -> Callable[[int], list[Any]]:
                 found.append((count, [signature(each) for each in exchanges_in(gm.graph)]))
             if (
                 case.any_batch
-            ):  # one rank compiles for a batch that takes far longer, by which it would decide otherwise
+            ):  # one rank has a batch that takes far longer, by which it would decide otherwise
                 gm, count = after_pass(name, case, lambda _: None, inputs(rank, 16 << (12 * rank)))
                 found.append((count, [signature(each) for each in exchanges_in(gm.graph)]))
         return found

@@ -44,9 +44,8 @@ def decide(
     possible in this graph, and so in every other that has the same: what was decided for one is right for it."""
     groups: dict[str, int] = {}
     numbered = [f"{groups.setdefault(each.group, len(groups))} {signature(each)}" for each in exchanges]
-    subject = hashlib.sha256(
-        "\n".join([what, repr(plain(options.distributed)), freedom, *numbered]).encode()
-    ).hexdigest()[:32]
+    about = "\n".join([what, repr(plain(options.distributed)), freedom, *numbered])
+    subject = hashlib.sha256(about.encode()).hexdigest()[:32]
     names = "/".join(groups)  # of groups, which only their members share
     key = f"{names}/{subject}"
     decided: MutableMapping[str, str] = gm.meta.setdefault(DECISIONS, {})

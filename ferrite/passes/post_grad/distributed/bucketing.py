@@ -61,7 +61,9 @@ def bucket(gm: torch.fx.GraphModule, context: PassContext, kind: str, settings: 
 
     def own_buckets() -> list[list[int]]:
         runs = runs_of(layout, kind, settings)
-        if is_auto(context.options):
+        if not runs:
+            found = []
+        elif is_auto(context.options):
             found = best_buckets(layout, runs, machine_of(layout.exchanges[0].device))
         else:
             found = [each for run in runs for each in filled(run, layout, cap_of(settings))]

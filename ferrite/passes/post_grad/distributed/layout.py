@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
@@ -118,8 +119,9 @@ class Layout:
         size: dict[Storage, int] = {}
         born: dict[Storage, int] = {}
         given: set[Storage] = set()
+        of_node: dict[torch.fx.Node, frozenset[Storage]] = {}
         for place, node in enumerate(self.nodes):
-            storages = storages_of(node)
+            storages = of_node[node] = storages_of(node)
             if node.op in ("placeholder", "get_attr"):
                 given |= storages
             for storage in storages:
@@ -127,8 +129,10 @@ class Layout:
                 if storage not in given and storage not in born and not is_view_call(node):
                     born[storage] = place
                     size[storage] = sum(bytes_of(leaf) for leaf in leaves(fake_value(node)) if is_tensor(leaf))
+            if node.target is operator.getitem:
+                continue  # one of several results: whoever reads it is the one that counts
             for operand in node.all_input_nodes:
-                last.update(dict.fromkeys(storages_of(operand), place))
+                last.update(dict.fromkeys(of_node[operand], place))
         change = [0.0] * (len(self.nodes) + 1)
         for storage, place in born.items():
             change[place] += size[storage]
