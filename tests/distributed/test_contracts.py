@@ -201,9 +201,7 @@ def work(name: str) -> Callable[[int], list[Any]]:
                 results, wanted = gm(*mine), case.program(*theirs, write)
                 assert_same([*tree_leaves(results), *mine], [*tree_leaves(wanted), *theirs])
                 found.append((count, [signature(each) for each in exchanges_in(gm.graph)]))
-            if (
-                case.any_batch
-            ):  # one rank has a batch that takes far longer, by which it would decide otherwise
+            if case.any_batch:  # one rank has a batch that takes far longer, by which it would decide otherwise
                 gm, count = after_pass(name, case, lambda _: None, inputs(rank, 16 << (12 * rank)))
                 found.append((count, [signature(each) for each in exchanges_in(gm.graph)]))
         return found
