@@ -59,7 +59,7 @@ def test_the_first_bucket_is_small():
 
 def test_the_cost_model_says_how_large_buckets_are():
     """The last ones are waited for, and so small; those before are hidden, and large."""
-    inputs = [torch.empty(8192, 2048, device="meta"), *(torch.empty(2048, 2048, device="meta") for _ in range(40))]
+    inputs = [torch.empty(8192, 1024, device="meta"), *(torch.empty(1024, 1024, device="meta") for _ in range(40))]
 
     def backward(x, *weights):
         found = []
