@@ -233,9 +233,10 @@ def store_of_job() -> Any | None:
 
 def begin_sum(tensor: torch.Tensor) -> torch.Tensor:
     """Begin to add up a tensor over all ranks, as a compiled program does."""
-    group = torch.distributed.group.WORLD
-    assert group is not None
-    found: torch.Tensor = torch.ops._c10d_functional.all_reduce(tensor, "sum", group.group_name)
+    from torch.distributed import distributed_c10d
+
+    name = distributed_c10d._get_process_group_name(distributed_c10d._get_default_group())
+    found: torch.Tensor = torch.ops._c10d_functional.all_reduce(tensor, "sum", name)
     return found
 
 

@@ -103,7 +103,15 @@ def alias_class(node: torch.fx.Node, value: Any, values: Values = NOTHING_ELSE) 
 
     `values`: what some operands have instead of the fake value on the node.
     """
-    return sharing_of([values[each] if each in values else fake_value(each) for each in node.all_input_nodes], value)
+    operands = [values[each] if each in values else fake_value(each) for each in node.all_input_nodes]
+    if is_item(node) and len(operands) == 1:  # of all the others it says nothing, however many there are
+        operands = [operands[0][node.args[1]]]
+    return sharing_of(operands, value)
+
+
+def is_item(node: torch.fx.Node) -> bool:
+    """Whether a node takes one of several values by its number."""
+    return node.target is operator.getitem and isinstance(node.args[1], int)
 
 
 def sharing_of(operands: Sequence[Any], value: Any) -> AliasClass:
@@ -186,6 +194,8 @@ def compute(
             value = args[0]  # whether the sizes fit, data decides; what comes back does not depend on it
         bindings = _bindings(node, value, shape_env)
         # An operator may return its operand itself; each node has a value object of its own.
+        if is_item(node):
+            return torch.fx.node.map_aggregate(value, _detached), bindings
         given = {id(item) for item in leaves((args, kwargs))}
         return torch.fx.node.map_aggregate(value, lambda item: _detached(item) if id(item) in given else item), bindings
 

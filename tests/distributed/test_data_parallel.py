@@ -57,6 +57,25 @@ def test_the_first_bucket_is_small():
     assert collectives(gm)[:2] == ["mm", "all_reduce"]
 
 
+def test_the_cost_model_says_how_large_buckets_are():
+    """The last ones are waited for, and so small; those before are hidden, and large."""
+    inputs = [torch.empty(8192, 1024, device="meta"), *(torch.empty(1024, 1024, device="meta") for _ in range(40))]
+
+    def backward(x, *weights):
+        found = []
+        for weight in weights:
+            for _ in range(3):
+                x = x @ weight
+            found.append(averaged(weight * 2))
+        return x, *found
+
+    gm = passed(backward, *inputs, steps=("fuse_ddp_communication",), distributed="auto")
+    members = [node.meta.get("members_of_bucket", 1) for node in gm.graph.nodes if "all_reduce" in str(node.target)]
+    assert sum(members) == 40
+    assert 1 < len(members) < 40
+    assert members[-1] < max(members)
+
+
 def test_a_list_needs_no_packing():
     gm = fused(gradients, *(torch.randn(8, 8) for _ in range(4)), style="coalesced")
     assert sum("coalesced" in name for name in target_names(gm)) == 1

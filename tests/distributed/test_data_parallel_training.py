@@ -1,6 +1,6 @@
 """Data parallel training, compiled, on two ranks: losses, gradients and parameters are the uncompiled run's.
 
-All programs of this file share one start of the ranks, the short ones that are run each day, and the others.
+All programs of this file share one start of the ranks. `test_training.py` has some of them each day, with one layer.
 """
 
 from __future__ import annotations
@@ -191,25 +191,14 @@ PROGRAMS |= {
 }
 # The last ones: in a process that has run these, torch's DDP with `find_unused_parameters` fails under any backend.
 PROGRAMS |= {f"ddp {mode}": ddp(mode) for mode in DDP_MODES if "reducer" in str(mode)}
-DAILY = ("ddp ddp_optimizer", "fsdp, mixed precision", "gathered in forward")
 
 
 @pytest.fixture(scope="module")
-def daily() -> dict[str, list[Any]]:
-    return outcomes({name: PROGRAMS[name] for name in DAILY}, patience=300)
-
-
-@pytest.fixture(scope="module")
-def others() -> dict[str, list[Any]]:
-    return outcomes({name: program for name, program in PROGRAMS.items() if name not in DAILY}, patience=600)
-
-
-@pytest.mark.parametrize("name", DAILY)
-def test_training_is_that_of_eager(name, daily):
-    assert_none_failed(daily[name])
+def found() -> dict[str, list[Any]]:
+    return outcomes(PROGRAMS, patience=900)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in DAILY])
-def test_training_of_other_kinds_is_that_of_eager(name, others):
-    assert_none_failed(others[name])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_training_is_that_of_eager(name, found):
+    assert_none_failed(found[name])

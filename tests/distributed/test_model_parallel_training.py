@@ -2,7 +2,7 @@
 pipeline, experts, and attention over a sequence that is spread. Losses, gradients and parameters are the uncompiled
 run's.
 
-Programs of two ranks share one start of the ranks, and so do those of four.
+Programs of two ranks share one start of the ranks, and so do those of four. `test_training.py` has some each day.
 """
 
 from __future__ import annotations
@@ -351,17 +351,11 @@ OF_FOUR: Mapping[str, Program] = {
     "a pipeline of four": pipeline("Schedule1F1B"),
     "a ring of four": ring_is_the_whole,
 }
-DAILY = ("sequence parallel", "experts, as the router says", "functional collectives")
 
 
 @pytest.fixture(scope="module")
-def daily() -> dict[str, list[Any]]:
-    return outcomes({name: PROGRAMS[name] for name in DAILY}, patience=300)
-
-
-@pytest.fixture(scope="module")
-def others() -> dict[str, list[Any]]:
-    return outcomes({name: program for name, program in PROGRAMS.items() if name not in DAILY}, patience=600)
+def of_two() -> dict[str, list[Any]]:
+    return outcomes(PROGRAMS, patience=900)
 
 
 @pytest.fixture(scope="module")
@@ -369,15 +363,10 @@ def of_four() -> dict[str, list[Any]]:
     return outcomes(OF_FOUR, world=4, patience=600)
 
 
-@pytest.mark.parametrize("name", DAILY)
-def test_training_is_that_of_eager(name, daily):
-    assert_none_failed(daily[name])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in DAILY])
-def test_training_of_other_kinds_is_that_of_eager(name, others):
-    assert_none_failed(others[name])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_training_is_that_of_eager(name, of_two):
+    assert_none_failed(of_two[name])
 
 
 @pytest.mark.slow

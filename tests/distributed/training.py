@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -41,15 +42,28 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, layers: int = 2, width: int = WIDTH) -> None:
+    depth = 2
+
+    def __init__(self, layers: int | None = None, width: int = WIDTH) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers or self.depth))
         self.last = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
             x = block(x)
         return self.last(x)
+
+
+def of_one_layer(program: Callable[[int], Any]) -> Callable[[int], Any]:
+    """The same program with half the model, which takes half as long to compile."""
+
+    def run(rank: int) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Transformer, "depth", 1)
+            return program(rank)
+
+    return run
 
 
 @dataclass

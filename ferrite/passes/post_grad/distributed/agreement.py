@@ -2,8 +2,9 @@
 
 Every decision follows from what all ranks know: the collectives of the graph, the options, the network. But one rank
 may compile for another batch than the others. So the first rank that decides about some collectives leaves a note in
-the store of the job, and whoever has the same collectives, and options, does what it says. Nobody waits for anybody: a
-rank that finds its program in the cache, or compiles alone, is not missed.
+the store of the job, and whoever has the same collectives, at liberty to begin and to be waited for in the same order,
+and the same options, does what it says. Nobody waits for anybody: a rank that finds its program in the cache, or
+compiles alone, is not missed.
 """
 
 from __future__ import annotations
@@ -32,12 +33,19 @@ def signature(exchange: Exchange) -> str:
 
 
 def decide(
-    gm: torch.fx.GraphModule, what: str, options: Options, exchanges: Sequence[Exchange], make: Callable[[], Decision]
+    gm: torch.fx.GraphModule,
+    what: str,
+    options: Options,
+    exchanges: Sequence[Exchange],
+    freedom: str,
+    make: Callable[[], Decision],
 ) -> Decision:
-    """A decision about the collectives of a graph: the first rank's that made it, or else one's own."""
+    """A decision about the collectives of a graph: the first rank's that made it, or else one's own. `freedom`: what is
+    possible in this graph, and so in every other that has the same: what was decided for one is right for it."""
     groups: dict[str, int] = {}
     numbered = [f"{groups.setdefault(each.group, len(groups))} {signature(each)}" for each in exchanges]
-    subject = hashlib.sha256("\n".join([what, repr(plain(options.distributed)), *numbered]).encode()).hexdigest()[:32]
+    about = "\n".join([what, repr(plain(options.distributed)), freedom, *numbered])
+    subject = hashlib.sha256(about.encode()).hexdigest()[:32]
     names = "/".join(groups)  # of groups, which only their members share
     key = f"{names}/{subject}"
     decided: MutableMapping[str, str] = gm.meta.setdefault(DECISIONS, {})

@@ -61,13 +61,15 @@ def bucket(gm: torch.fx.GraphModule, context: PassContext, kind: str, settings: 
 
     def own_buckets() -> list[list[int]]:
         runs = runs_of(layout, kind, settings)
-        if is_auto(context.options):
+        if not runs:
+            found = []
+        elif is_auto(context.options):
             found = best_buckets(layout, runs, machine_of(layout.exchanges[0].device))
         else:
             found = [each for run in runs for each in filled(run, layout, cap_of(settings))]
         return [[numbers[exchange] for exchange in members] for members in found]
 
-    decided = decide(gm, f"bucket {kind}", context.options, layout.exchanges, own_buckets)
+    decided = decide(gm, f"bucket {kind}", context.options, layout.exchanges, layout.freedom(), own_buckets)
     return merged(
         layout, [[layout.exchanges[each] for each in members] for members in decided], settings.style, context
     )

@@ -4,8 +4,8 @@
     v = wait(all_reduce(div(h, ranks)))   =>   w, v = the parts of f, each in its shape
 
 That is how its Python reducer (`torch._dynamo.config.optimize_ddp = "python_reducer"`) is captured, one collective for
-each parameter. The first bucket is small, so that it is on its way soon. Waits are put off to
-whoever reads the average.
+each parameter. The first bucket is small, so that it is on its way soon; with `distributed="auto"` the cost model says
+how large buckets are. Waits are put off to whoever reads the average.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import Any
 import torch
 
 from ferrite.graph import fake_value, mode_of
-from ferrite.passes.post_grad.distributed.bucketing import filled, merged_job
+from ferrite.machines import machine_of
+from ferrite.passes.post_grad.distributed.agreement import decide
+from ferrite.passes.post_grad.distributed.bucketing import best_buckets, filled, merged_job
 from ferrite.passes.post_grad.distributed.exchanges import ALL_REDUCE, MEMBERS, Exchange
 from ferrite.passes.post_grad.distributed.layout import Layout, rewrite_order
 from ferrite.passes.post_grad.distributed.overlap import layout_of
 from ferrite.passes.post_grad.distributed.packing import Merge, operand_of, refusal_to_merge
-from ferrite.passes.post_grad.distributed.settings import MB, DdpFuse, chosen
+from ferrite.passes.post_grad.distributed.settings import MB, DdpFuse, chosen, is_auto
 from ferrite.pipeline import PassContext, graph_pass
 
 aten = torch.ops.aten
@@ -42,11 +44,22 @@ def fuse_ddp_communication(gm: torch.fx.GraphModule, context: PassContext) -> in
             divided = operand_of(exchange)
             divisor = divided.args[1]
             runs.setdefault((*exchange.key, exchange.dtypes, divisor), []).append(exchange)
-    buckets = []
     for run in runs.values():
         run.sort(key=lambda each: layout.job(each).available)
-        buckets += filled(run, layout, lambda number: MB * (settings.bucket_mb if number else FIRST_MB))
-    return fused(layout, buckets, settings, context)
+    numbers = {exchange: number for number, exchange in enumerate(layout.exchanges)}
+
+    def own_buckets() -> list[list[int]]:
+        if runs and is_auto(context.options):
+            found = best_buckets(layout, list(runs.values()), machine_of(layout.exchanges[0].device))
+        else:
+            caps = FIRST_MB, settings.bucket_mb
+            found = [
+                each for run in runs.values() for each in filled(run, layout, lambda number: MB * caps[number > 0])
+            ]
+        return [[numbers[exchange] for exchange in members] for members in found]
+
+    decided = decide(gm, "average", context.options, layout.exchanges, layout.freedom(), own_buckets)
+    return fused(layout, [[layout.exchanges[each] for each in members] for members in decided], settings, context)
 
 
 def is_average(exchange: Exchange) -> bool:

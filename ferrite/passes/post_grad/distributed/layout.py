@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
@@ -94,6 +95,15 @@ class Layout:
             exchange.kind in SHRINKS,
         )
 
+    def freedom(self) -> str:
+        """Which collectives can begin before which are needed, from left to right: `+2` where the third can begin, `-0`
+        where the first is needed. Graphs in which this is equal let the same ones be merged, and begin in the same
+        order, however long they take."""
+        jobs = [self.job(exchange) for exchange in self.exchanges]
+        events = [(job.available, "+", number) for number, job in enumerate(jobs)]
+        events += [(job.needed, "-", number) for number, job in enumerate(jobs)]
+        return " ".join(f"{sign}{number}" for _, sign, number in sorted(events))  # of one place, `+` first
+
     def first_place(self, start: torch.fx.Node) -> int:
         """The first place that a collective may begin at: behind its operands, and behind the last write before it."""
         before = bisect.bisect_left(self.writes, self.place[start])
@@ -109,8 +119,9 @@ class Layout:
         size: dict[Storage, int] = {}
         born: dict[Storage, int] = {}
         given: set[Storage] = set()
+        of_node: dict[torch.fx.Node, frozenset[Storage]] = {}
         for place, node in enumerate(self.nodes):
-            storages = storages_of(node)
+            storages = of_node[node] = storages_of(node)
             if node.op in ("placeholder", "get_attr"):
                 given |= storages
             for storage in storages:
@@ -118,8 +129,10 @@ class Layout:
                 if storage not in given and storage not in born and not is_view_call(node):
                     born[storage] = place
                     size[storage] = sum(bytes_of(leaf) for leaf in leaves(fake_value(node)) if is_tensor(leaf))
+            if node.target is operator.getitem:
+                continue  # one of several results: whoever reads it is the one that counts
             for operand in node.all_input_nodes:
-                last.update(dict.fromkeys(storages_of(operand), place))
+                last.update(dict.fromkeys(of_node[operand], place))
         change = [0.0] * (len(self.nodes) + 1)
         for storage, place in born.items():
             change[place] += size[storage]

@@ -22,7 +22,7 @@ import torch
 
 from ferrite.capture import torch_api, torch_runtime
 from ferrite.errors import Refusal
-from ferrite.graph import argument, fake_value, mode_of
+from ferrite.graph import Regions, argument, fake_value, mode_of
 from ferrite.passes.post_grad.distributed.exchanges import (
     ALL_GATHER,
     PART,
@@ -53,7 +53,7 @@ def micro_pipeline_tp_pass(gm: torch.fx.GraphModule, context: PassContext) -> in
     if settings is None:
         return 0
     hidden = hidden_anyway(gm.graph, context)
-    count = 0
+    count, regions = 0, Regions(gm.graph)
     for exchange in exchanges_in(gm.graph):
         if not context.fuel.left or exchange.start.target not in (ALL_GATHER, REDUCE_SCATTER):
             continue
@@ -62,7 +62,7 @@ def micro_pipeline_tp_pass(gm: torch.fx.GraphModule, context: PassContext) -> in
             continue
         found = gathered_product(exchange) if exchange.start.target is ALL_GATHER else scattered_product(exchange)
         is_fused = torch_runtime.has_symmetric_memory(exchange.group)
-        refusal = found if isinstance(found, Refusal) else refusal_of(found, settings.chunks, is_fused)
+        refusal = found if isinstance(found, Refusal) else refusal_of(found, settings.chunks, is_fused, regions)
         if refusal is not None or isinstance(found, Refusal):
             exchange.start.meta[WHY] = refusal.reason if refusal is not None else ""
             continue
@@ -240,8 +240,10 @@ def split_rank(node: torch.fx.Node, ranks: int, sizes: Sequence[Any]) -> int | N
     return place if place and order == [place, *(each for each in range(len(order)) if each != place)] else None
 
 
-def refusal_of(pair: Pair, chunks: int, is_fused: bool) -> Refusal | None:
+def refusal_of(pair: Pair, chunks: int, is_fused: bool, regions: Regions) -> Refusal | None:
     """Why parts of a pair cannot be made; None where they can."""
+    if not regions.all_in_one((pair.exchange.start, *pair.products)):
+        return Refusal("memory is written between it and the product")
     if not all(isinstance(size, int) for size in (*pair.sizes, *fake_value(pair.matrix).shape)):
         return Refusal("its sizes are not known")
     if not is_fused and pair.sizes[pair.dim] % chunks:

@@ -70,7 +70,7 @@ def scheduled(gm: torch.fx.GraphModule, layout: Layout, settings: Overlap, optio
             return []
         return sorted(range(len(placed)), key=lambda each: (placed[each].start, placed[each].needed, each))
 
-    order = decide(gm, "order", options, layout.exchanges, own_order)
+    order = decide(gm, "order", options, layout.exchanges, layout.freedom(), own_order)
     if not order:
         return 0
     starts = [layout.exchanges[number].start for number in order]

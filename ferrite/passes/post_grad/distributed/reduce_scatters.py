@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ferrite.graph import HALVES, argument, fake_value, mode_of, same_sizes
+from ferrite.graph import HALVES, Regions, argument, fake_value, mode_of, same_sizes
 from ferrite.options import NoSettings
 from ferrite.passes.post_grad.distributed.exchanges import REDUCE_SCATTER, WAIT
 from ferrite.passes.post_grad.distributed.settings import chosen, is_auto
@@ -29,13 +29,15 @@ def dedup_reduce_scatter(gm: torch.fx.GraphModule, context: PassContext) -> int:
     options = context.options
     if chosen(options, "dedup_reduce_scatter", NoSettings) is None or options.numerics == "strict":
         return 0
-    mode, count = mode_of(gm.graph), 0
+    mode, regions, count = mode_of(gm.graph), Regions(gm.graph), 0
     for node in list(gm.graph.nodes):  # a sum of sums is reached after its terms
         starts = terms(node)
         if starts is None or not context.fuel.left or (is_auto(options) and fake_value(node).dtype in HALVES):
             continue
+        if not regions.all_in_one((*starts, node)):  # what they send may have been written meanwhile
+            continue
         context.fuel.spend()
-        merge(gm.graph, node, starts, mode)
+        regions.adopt(merge(gm.graph, node, starts, mode), node)
         count += 1
     return count
 
@@ -68,7 +70,10 @@ def scattered(wait: Any) -> torch.fx.Node | None:
     return start if is_one else None  # type: ignore[return-value]
 
 
-def merge(graph: torch.fx.Graph, total: torch.fx.Node, starts: tuple[torch.fx.Node, torch.fx.Node], mode: Any) -> None:
+def merge(
+    graph: torch.fx.Graph, total: torch.fx.Node, starts: tuple[torch.fx.Node, torch.fx.Node], mode: Any
+) -> torch.fx.Node:
+    """The one that is there instead."""
     first, second = starts
     writer = Writer(graph, mode)
     with graph.inserting_before(total):
@@ -81,3 +86,4 @@ def merge(graph: torch.fx.Graph, total: torch.fx.Node, starts: tuple[torch.fx.No
     total.replace_all_uses_with(wait)
     for gone in (total, *waits, first, second):
         graph.erase_node(gone)
+    return start

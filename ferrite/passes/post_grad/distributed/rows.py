@@ -18,7 +18,7 @@ import torch
 
 from ferrite.capture import is_view, torch_api, torch_runtime
 from ferrite.errors import Refusal
-from ferrite.graph import argument, fake_value, is_elementwise
+from ferrite.graph import Regions, argument, fake_value, is_elementwise
 from ferrite.options import NoSettings
 from ferrite.passes.post_grad.distributed.exchanges import ALL_GATHER, ALL_REDUCE, WAIT, WHY, Exchange, exchanges_in
 from ferrite.passes.post_grad.distributed.settings import chosen
@@ -37,11 +37,14 @@ def decompose_collectives(gm: torch.fx.GraphModule, context: PassContext) -> int
     options = context.options
     if chosen(options, "decompose_comms", NoSettings) is None or options.numerics == "strict":
         return 0
-    count = 0
+    count, regions = 0, Regions(gm.graph)
     for exchange in exchanges_in(gm.graph):
         if exchange.start.target is ALL_GATHER and context.fuel.left:
             region = Region(gm.graph, exchange)
-            if (refusal := region.follow()) is not None:
+            refusal = region.follow()
+            if refusal is None and not regions.all_in_one(region.nodes()):
+                refusal = Refusal("memory is written between the gather and where each rank takes its part")
+            if refusal is not None:
                 exchange.start.meta[WHY] = refusal.reason
                 continue
             context.fuel.spend()
@@ -91,6 +94,9 @@ class Region:
         if grams < 2 or not self.leaving:
             return Refusal("fewer than two products of the rows with each other, or no rank takes its own part")
         return None
+
+    def nodes(self) -> list[torch.fx.Node]:
+        return [self.exchange.start, *self.kinds, *self.sums, *self.leaving]
 
     def kind_of(self, node: torch.fx.Node) -> str | None:
         """What a node makes of rows: the same, turned, a sum over them, the rank's part; None for anything else."""

@@ -38,7 +38,8 @@ class Buckets:
 
 @dataclass(frozen=True)
 class DdpFuse:
-    """Megabytes of a bucket behind the first, which has one; how gradients are packed; whether waits are put off."""
+    """Megabytes of a bucket behind the first, which has one; with `auto` the cost model says. How gradients are packed;
+    whether waits are put off."""
 
     bucket_mb: float = at_least(0, 25.0)
     style: Literal["concat", "coalesced"] = "concat"
