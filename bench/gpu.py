@@ -1,6 +1,6 @@
 """Kernels, launches and models on a GPU: eager, Inductor and ferrite, turn by turn in one process.
 
-    python -m bench.gpu [kernels] [launches] [optimizer] [models] [fresh] [dynamic] [--dtype bfloat16] [--only PATTERN ..]
+    python -m bench.gpu [kernels] [launches] [optimizer] [models] [fresh] [dynamic] [--only PATTERN ..]
     python -m bench.gpu kernels --size large --backends eager ferrite "ferrite, dynamic"
 
 Kernels: see `bench/gpu_kernels.py`. Launches: what a run of many small kernels costs, on the host and until it is done.

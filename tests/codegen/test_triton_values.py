@@ -35,6 +35,8 @@ ROUNDED = ("sigmoid", "rsqrt", "sqrt", "fma", "special_ndtr", "special_log_ndtr"
 ROUNDED += ("digamma", "special_i0e", "special_i1e")
 ODD = ("special_i1", "special_modified_bessel_i1")
 GROWING = ("i0", "special_modified_bessel_i0", *ODD)
+ELSEWHERE = {"igamma", "igammac", "special_zeta", "special_airy_ai", "special_spherical_bessel_j0"}
+ELSEWHERE |= {name for name in OPERATORS if "polynomial" in name or "_bessel_k" in name}  # in test_triton_special
 OTHER_RESULTS = {"frexp_exponent": torch.int32}
 # Equal zeros of different signs: either may be the greater.
 ANY_ZERO = ("maximum", "minimum", "fmax", "fmin")
@@ -82,7 +84,8 @@ def operands_of(dtype):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", TYPES, ids=short)
 def test_operators(dtype, device):
-    found = [(name, expr) for name, expr in operators(dtype) if dtype.is_floating_point or name not in DIVISIONS]
+    found = [(name, expr) for name, expr in operators(dtype) if name not in ELSEWHERE]
+    found = [(name, expr) for name, expr in found if dtype.is_floating_point or name not in DIVISIONS]
     inputs = {"a": dtype, "b": dtype, "c": dtype, "condition": torch.bool}
     kernel = elementwise(inputs, [expr for _, expr in found])
     given = operands_of(dtype)
@@ -125,7 +128,8 @@ def test_the_operators_that_have_source():
     assert {"exp", "tanh", "erf", "pow", "sqrt", "sigmoid", "round", "fma", "signbit"} <= floats
     assert {"digamma", "special_i0e", "frexp_mantissa", "frexp_exponent", "angle"} <= floats
     assert {"pow", "gcd", "lcm"} <= {name for name, _ in operators(torch.int32)}
-    assert "special_zeta" not in floats
+    assert "special_zeta" in floats
+    assert "igamma" not in floats, "not exact enough for 64 bits"
 
 
 # --- conversions and constants ----------------------------------------------------------------------------------------
