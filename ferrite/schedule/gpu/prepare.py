@@ -388,7 +388,7 @@ class GpuPreparation(Preparation):
         """How to share what is reduced: by the slowest axis that is long enough, else by several."""
         programs = max(self.programs(operation), 1)
         work = likely_points(operation.reduced) * likely_points(operation.axes) // programs
-        wanted = power_below(min(self.machine.pieces // programs, work // self.machine.min_piece_elements))
+        wanted = power_below(self.machine.pieces(programs, work))
         slowest_first = self.slowest_first(operation)
         enough = [item for item in slowest_first if likely(item.extent) >= 2 * wanted]
         if not enough and (cut := by_several(slowest_first, wanted)) is not None:

@@ -35,16 +35,14 @@ def by_rows(
         blocks = [nest for nest in nests if nest.scans or not nest.ordered]
         elements = max((whole_elements(nest.axes) or 1 for nest in blocks), default=1)
         lanes = max(machine.rows_block // elements, 1)
-        is_scan = len(blocks) == 1 and blocks[0].scans and not sorts(blocks[0]) and not tiles
-        is_large = is_scan and elements > machine.scan_step_elements and count >= machine.multiprocessors
-        room = machine.scan_step_elements if is_large else None
+        room = None
     else:
         again = sum(bool(nest.axes) for nest in nests) > 1
         lanes, room = 1, machine.again_step_elements if again else machine.row_step_elements
     lanes = smaller_until(lanes, count, machine.enough_programs)
     body = tiles
     for nest, part in zip(nests, parts, strict=True):
-        body += nest_loops(nest, part, room, machine.steps_under_way)
+        body += nest_loops(nest, part, room)
     axes, body = collapse(list(rows), body)
     if not axes:
         return body
@@ -71,7 +69,7 @@ def by_columns(
     body: Body = ()
     for nest, part in zip(nests, parts, strict=True):
         before, inside = with_constants_before(nest, part)
-        body += before + nest_loops(nest, inside, room, machine.steps_under_way)
+        body += before + nest_loops(nest, inside, room)
     outer, body = collapse(others, body)
     return nested(outer, (Loop(column, "vector", body, wide),), "parallel")
 
@@ -151,16 +149,16 @@ def is_named(item: Expr) -> bool:
     return isinstance(item, Local)
 
 
-def nest_loops(nest: Nest, part: Parts, room: int | None, under_way: int = 1) -> Body:
-    """The loops of one nest inside a row. `under_way`: see `blocked`."""
+def nest_loops(nest: Nest, part: Parts, room: int | None) -> Body:
+    """The loops of one nest inside a row."""
     body: Body = tuple(part.point)
     if nest.ordered:
-        return scan_loops(nest, part, room, under_way) if nest.scans else plain_loops(nest, part)
+        return scan_loops(nest, part, room) if nest.scans else plain_loops(nest, part)
     if not part.states:
         axes, body = collapse(ordered_axes(nest.axes, indices_at(body)), body)
         return blocked(axes, body, "vector", room)[0] + tuple(part.after)
     axes, body = reduction_axes(nest, body)
-    body, room = blocked(axes, body, "reduction", room, under_way)
+    body, room = blocked(axes, body, "reduction", room)
     whole: Body = (Accumulate(tuple(part.states), body), *part.after)
     outer, whole = collapse(list(nest.outer), whole)
     return blocked(outer, whole, "vector", room)[0]
@@ -172,7 +170,7 @@ def sorts(nest: Nest) -> bool:
     )
 
 
-def scan_loops(nest: Nest, part: Parts, room: int | None, under_way: int) -> Body:
+def scan_loops(nest: Nest, part: Parts, room: int | None) -> Body:
     """Prefixes along one axis, a block at a time; what a block comes to goes on to the next. What is sorted is one
     block."""
     (along,) = {member.operation.along for member in nest.members if isinstance(member.operation, Scan)}
@@ -180,7 +178,7 @@ def scan_loops(nest: Nest, part: Parts, room: int | None, under_way: int) -> Bod
     if sorts(nest):
         body, room = blocked([along], tuple(part.point), "sort", None)[0], 1
     else:
-        body, room = blocked([along], tuple(part.point), "scan", room, under_way)
+        body, room = blocked([along], tuple(part.point), "scan", room)
     whole: Body = (Accumulate(tuple(part.states), body), *part.after)
     outer, whole = collapse(others, whole)
     return blocked(outer, whole, "vector", room)[0]
