@@ -89,6 +89,21 @@ def test_a_long_row_is_gone_through_twice():
     assert "evict_first" in second
 
 
+def test_a_row_of_unknown_length_is_kept_where_it_is_short():
+    def both(function, *inputs):
+        (kernel,) = (launch.kernel for launch in plan_of(function, *inputs, dynamic=True).launches)
+        return kernel_source(kernel, "kernel")
+
+    source = both(lambda x: x.softmax(-1), made(32768, 1000, dtype=BF16))
+    assert "v <= 1024" in source
+    short, long = source.split("if v_1:")[1].split("if v_8:")
+    assert short.count("tl.load(") == 1, "a row is loaded once"
+    assert "for " not in short
+    assert long.count("for ") == 3
+    assert "<= 1024" not in both(lambda x: x.softmax(-1), made(512, 65536, dtype=BF16)), "too long to be kept"
+    assert "<=" not in both(lambda x: x.sum(-1), made(32768, 1000, dtype=BF16)), "it is loaded once anyway"
+
+
 def test_columns_are_reduced_in_blocks_of_whole_lines_by_enough_programs():
     first, second = kernels_of(lambda x: x.sum(0), made(32768, 1024, dtype=BF16))
     assert launch_of(first, "first").instances([]) >= 132

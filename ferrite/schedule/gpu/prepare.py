@@ -241,7 +241,7 @@ class GpuPreparation(Preparation):
         known, but is likely to be so short, the cache has all when it is gone through again, which takes less than
         states of means and places do."""
         size = whole_elements(operation.reduced)
-        if size is None and operation.kind != "softmax":
+        if size is None:
             size = seen_elements(operation.reduced)
         kept = size is not None and 2 * size <= self.machine.kept_elements and not self.across(operation)
         if operation.kind == "softmax" and not is_empty(operation) and (kept or self.is_few(operation)):
