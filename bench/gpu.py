@@ -1,6 +1,6 @@
 """Kernels, launches and models on a GPU: eager, Inductor and ferrite, turn by turn in one process.
 
-    python -m bench.gpu [kernels] [launches] [optimizer] [models] [fresh] [dynamic] [--dtype bfloat16]
+    python -m bench.gpu [kernels] [launches] [optimizer] [models] [fresh] [dynamic]
                         [--only PATTERN ..] [--seconds 60]
     python -m bench.gpu kernels --size large --backends eager ferrite "ferrite, dynamic"
 

@@ -35,6 +35,9 @@ ROUNDED = ("sigmoid", "rsqrt", "sqrt", "fma", "special_ndtr", "special_log_ndtr"
 ROUNDED += ("digamma", "special_i0e", "special_i1e")
 ODD = ("special_i1", "special_modified_bessel_i1")
 GROWING = ("i0", "special_modified_bessel_i0", *ODD)
+WAVES = ("special_bessel_j0", "special_bessel_j1", "special_bessel_y0", "special_bessel_y1")
+ELSEWHERE = {"igamma", "igammac", "special_zeta", "special_airy_ai", "special_spherical_bessel_j0"}
+ELSEWHERE |= {name for name in OPERATORS if "polynomial" in name or "_bessel_k" in name}  # in test_triton_special
 OTHER_RESULTS = {"frexp_exponent": torch.int32}
 # Equal zeros of different signs: either may be the greater.
 ANY_ZERO = ("maximum", "minimum", "fmax", "fmin")
@@ -68,8 +71,11 @@ def meaning(expr, given, device):
     CUDA's library."""
     values = dict(zip(("a", "b", "c", "condition"), given, strict=True))
     result = OPERATORS[expr.name].meaning(*(values[operand.buffer] for operand in expr.operands))
-    if device != "cpu" and expr.name in GROWING:  # where torch divides one infinity by another, there is a limit
-        result = torch.where(values["a"].isinf(), values["a"] if expr.name in ODD else INF, result)
+    if device != "cpu":  # where torch computes with infinities, there is a limit
+        if expr.name in GROWING:
+            result = torch.where(values["a"].isinf(), values["a"] if expr.name in ODD else INF, result)
+        if expr.name in WAVES:
+            result = torch.where(values["a"].isinf() & ((values["a"] > 0) | ("_j" in expr.name)), 0.0, result)
     return result
 
 
@@ -82,7 +88,8 @@ def operands_of(dtype):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", TYPES, ids=short)
 def test_operators(dtype, device):
-    found = [(name, expr) for name, expr in operators(dtype) if dtype.is_floating_point or name not in DIVISIONS]
+    found = [(name, expr) for name, expr in operators(dtype) if name not in ELSEWHERE]
+    found = [(name, expr) for name, expr in found if dtype.is_floating_point or name not in DIVISIONS]
     inputs = {"a": dtype, "b": dtype, "c": dtype, "condition": torch.bool}
     kernel = elementwise(inputs, [expr for _, expr in found])
     given = operands_of(dtype)
@@ -94,7 +101,8 @@ def test_operators(dtype, device):
         try:
             if name in (*LIBRARY.split(), *RENAMED, *ROUNDED, "pow") and dtype.is_floating_point:
                 tolerance = 2e-6 if dtype is torch.float32 else 1e-14
-                torch.testing.assert_close(left, right, rtol=tolerance, atol=0, equal_nan=True)
+                least = 1e-7 if name in WAVES else 0  # a wave has zeros, and eager rounds places far out
+                torch.testing.assert_close(left, right, rtol=tolerance, atol=least, equal_nan=True)
             else:
                 zero = (left == 0) & (right == 0) & (name in ANY_ZERO)
                 assert_same_bits(left[~zero], right[~zero], name)
@@ -125,7 +133,8 @@ def test_the_operators_that_have_source():
     assert {"exp", "tanh", "erf", "pow", "sqrt", "sigmoid", "round", "fma", "signbit"} <= floats
     assert {"digamma", "special_i0e", "frexp_mantissa", "frexp_exponent", "angle"} <= floats
     assert {"pow", "gcd", "lcm"} <= {name for name, _ in operators(torch.int32)}
-    assert "special_zeta" not in floats
+    assert "special_zeta" in floats
+    assert {"igamma", *WAVES}.isdisjoint(floats), "not exact enough for 64 bits"
 
 
 # --- conversions and constants ----------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def test_other_types(dtype):
 
 def test_functions_without_kernels_are_eagers():
     def function(x, y):
-        return (x * y).exp(), torch.special.zeta(y.real.abs() + 1.5, x.imag.abs() + 1)
+        return (x * y).exp(), torch.igamma(y.real.double().abs() + 1, x.imag.double().abs())
 
     x, y = (random(40, 30, dtype=torch.complex64) for _ in range(2))
     for found, wanted in zip(compiled(function)(x, y), function(x, y), strict=True):
@@ -191,6 +191,10 @@ def test_functions_without_kernels_are_eagers():
 RARE = {
     "digamma": lambda x: torch.digamma(x * 3),
     "Bessel functions": lambda x: (torch.special.i0e(x * 9), torch.special.i1e(x * 9)),
+    "Bessel functions of the second kind": lambda x: torch.special.modified_bessel_k0(x.abs() * 3 + 0.1),
+    "polynomials": lambda x: torch.special.chebyshev_polynomial_u(x / 2, torch.full_like(x, 20.0)),
+    "gamma functions": lambda x: torch.igamma(x.abs() * 30, x.abs() * 30 + x.abs()),
+    "zeta": lambda x: torch.special.zeta(x.abs() + 1.5, x.abs() + 0.1),
     "parts of floats": lambda x: torch.frexp(x * 1e-30).mantissa + torch.frexp(x).exponent,
     "angles": lambda x: x.angle() + x.signbit(),
     "running products": lambda x: (x / 4 + 1).cumprod(-1),

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from ferrite.codegen.triton import kernel_source
 from ferrite.ir.index.substitution import evaluate
+from ferrite.ir.kernel.nodes import When, walk
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.loop_operations import Sort
 from ferrite.machines import GpuMachine
@@ -483,3 +484,26 @@ def test_channels_with_a_number_that_is_unlike_others():
     torch.testing.assert_close(variance[are_finite], exact.float()[are_finite], rtol=2e-5, atol=1e-6)
     assert variance.isfinite().sum() == len(are_finite)
     assert variance[8] == 0
+
+
+# --- rows of unknown length -------------------------------------------------------------------------------------------
+
+ROWS_OF_ANY_LENGTH = {
+    "softmax": lambda x: x.softmax(-1),
+    "normalized": lambda x: F.layer_norm(x, x.shape[-1:]) * 2,
+    "scaled": lambda x: x / x.abs().amax(-1, keepdim=True) + x.mean(-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("triton", [False, True])
+@pytest.mark.parametrize("name", ROWS_OF_ANY_LENGTH)
+def test_short_and_long_rows_by_one_kernel(name, triton):
+    function, machine = ROWS_OF_ANY_LENGTH[name], replace(MACHINE, kept_elements=64)
+    made = lowered(function, torch.randn(6, 30), dynamic=True)
+    plan = make_plan(made.program, {"cpu": scheduling(machine)}, verify=True)
+    (launch,) = plan.launches
+    assert any(isinstance(item, When) for item in walk(launch.kernel.body))
+    for sizes in ((6, 30), (3, 32), (2, 33), (5, 7), (4, 200)):
+        x = torch.randn(sizes)
+        (found,) = run_plan(plan, [x.clone()], made.objects, triton)
+        torch.testing.assert_close(found, function(x), rtol=2e-5, atol=2e-5)

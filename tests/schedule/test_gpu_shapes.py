@@ -89,6 +89,21 @@ def test_a_long_row_is_gone_through_twice():
     assert "evict_first" in second
 
 
+def test_a_row_of_unknown_length_is_kept_where_it_is_short():
+    def both(function, *inputs):
+        (kernel,) = (launch.kernel for launch in plan_of(function, *inputs, dynamic=True).launches)
+        return kernel_source(kernel, "kernel")
+
+    source = both(lambda x: x.softmax(-1), made(32768, 1000, dtype=BF16))
+    assert "v <= 1024" in source
+    short, long = source.split("if v_1:")[1].split("if v_8:")
+    assert short.count("tl.load(") == 1, "a row is loaded once"
+    assert "for " not in short
+    assert long.count("for ") == 3
+    assert "<= 1024" not in both(lambda x: x.softmax(-1), made(512, 65536, dtype=BF16)), "too long to be kept"
+    assert "<=" not in both(lambda x: x.sum(-1), made(32768, 1000, dtype=BF16)), "it is loaded once anyway"
+
+
 def test_columns_are_reduced_in_blocks_of_whole_lines_by_enough_programs():
     first, second = kernels_of(lambda x: x.sum(0), made(32768, 1024, dtype=BF16))
     assert launch_of(first, "first").instances([]) >= 132
@@ -111,6 +126,21 @@ def test_columns_that_a_program_can_hold_are_one_block():
     assert "tl.load(" in source.partition(" in range(")[0], "the number that deviations are from is loaded before"
 
 
+def test_functions_that_are_rounded_away_are_quick():
+    x = made(4096, dtype=BF16)
+    source = kernel_source(one_kernel(lambda x: x / (1 + torch.exp(-x.float())), x), "kernel")
+    assert "libdevice.exp(" in source, "the result has 32 bits"
+    source = kernel_source(one_kernel(lambda x: (x.float() / (1 + torch.exp(-x.float()))).to(BF16), x), "kernel")
+    assert "quick_exp(" in source
+    both = kernel_source(
+        one_kernel(lambda x: ((y := torch.exp(-x.float())).to(BF16), (1 / (1 + y)).to(BF16)), x), "kernel"
+    )
+    assert "tl.exp(" in both, "the smallest of them are seen"
+    assert "* 0.0078125" in kernel_source(one_kernel(lambda x: x / 128, made(4096)), "kernel")
+    assert "divide(" in kernel_source(one_kernel(lambda x: x / 127, made(4096)), "kernel"), "a product rounds otherwise"
+    assert "divide(" in kernel_source(one_kernel(lambda x: x / 2.0**127, made(4096)), "kernel")
+
+
 def test_what_is_read_once_need_not_stay_in_the_cache():
     hint = 'eviction_policy="evict_first"'
     large, small = made(32768, 1024, dtype=BF16), made(1024, 1024, dtype=BF16)
@@ -122,6 +152,8 @@ def test_what_is_read_once_need_not_stay_in_the_cache():
     assert [hint in line for line in loads] == [False, True], "it is read twice"
     scaled = kernel_source(one_kernel(lambda x, w: (x * w).float().sum(1), large, made(1024, dtype=BF16)), "kernel")
     assert scaled.count(hint) == 1, "the weights are read by every program"
+    first, *_ = kernels_of(lambda x: x.cumsum(0), made(1 << 25, dtype=BF16))
+    assert hint not in kernel_source(first, "kernel"), "another kernel reads it, too"
 
 
 def test_rows_and_columns_are_gone_through_once():
@@ -141,11 +173,28 @@ def test_rows_and_columns_are_gone_through_once():
     assert all(not loops(kernel, "serial") for kernel in narrow), "a row is too little work for a step"
 
 
+def test_what_every_row_reads_is_loaded_before_the_first():
+    def backward(g, x, w, b):
+        dx = (x * w + b).sin() * g
+        return dx, dx.sum(0)
+
+    tensors = [made(32768, 1024, dtype=BF16), made(32768, 1024, dtype=BF16)]
+    first, _ = kernels_of(backward, *tensors, made(1024, dtype=BF16), made(1024, dtype=BF16))
+    before, inside = kernel_source(first, "kernel").split("tl.range(")
+    assert before.count("tl.load(") == 2, "weights and biases"
+    assert inside.count("tl.load(") == 2
+    first, _ = kernels_of(backward, *tensors, made(32768, 1, dtype=BF16), made(1, dtype=BF16))
+    before, inside = kernel_source(first, "kernel").split("tl.range(")
+    assert before.count("tl.load(") == 0, "a number of a row is no line"
+
+
 def test_few_results_are_made_of_pieces():
     first, second = kernels_of(lambda x: x.sum(), made(8192, 1024))
     assert launch_of(first, "first").instances([]) == 1024
     assert "mask" not in kernel_source(first, "first")
     assert launch_of(second, "second").instances([]) == 1
+    longer, _ = kernels_of(lambda x: x.sum(), made(131072, 1024))
+    assert launch_of(longer, "longer").instances([]) == 4096, "so that the last programs are few of all"
     (small,) = kernels_of(lambda x: x.sum(), made(40, 50))
     assert launch_of(small, "small").instances([]) == 1
 
@@ -231,6 +280,8 @@ def test_a_few_long_scans_are_done_in_pieces():
     assert launch_of(first, "first").instances([]) == 512
     assert launch_of(second, "second").instances([]) == 2
     assert launch_of(third, "third").instances([]) >= 512
+    reads = [line for line in kernel_source(third, "third").splitlines() if "tl.load(" in line]
+    assert sum("[" in line for line in reads) == 0, "what the pieces before come to is one load for a piece"
     assert len(kernels_of(lambda x: x.cumsum(-1), made(512, 1 << 17))) == 1, "many rows"
     assert len(kernels_of(lambda x: x.cumsum(-1), made(2, 1 << 10))) == 1, "short ones"
 

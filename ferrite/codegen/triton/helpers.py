@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 
 from ferrite.codegen.triton.float8 import CONVERSIONS
+from ferrite.codegen.triton.gamma import TWO_ARGUMENTS
+from ferrite.codegen.triton.orthogonal import ORTHOGONAL_POLYNOMIALS
 from ferrite.codegen.triton.special_functions import SPECIAL_FUNCTIONS
 from ferrite.ir import KEY_STEPS, MULTIPLIERS, ROUNDS
 
@@ -208,7 +210,7 @@ _helper("""
         return tl.where(value < -1.0, low, high)
 """)
 
-for _text in (*CONVERSIONS, *SPECIAL_FUNCTIONS):
+for _text in (*CONVERSIONS, *SPECIAL_FUNCTIONS, *TWO_ARGUMENTS, *ORTHOGONAL_POLYNOMIALS):
     _helper(_text)
 
 # --- lanes ------------------------------------------------------------------------------------------------------------

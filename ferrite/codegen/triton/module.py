@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
+import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -181,6 +182,8 @@ class Module:
     def eviction_of(self, buffer: str) -> str:
         """What a load says about what the cache should keep."""
         if buffer in self.last_readers:
+            if self.loops and (self.loops[-1].axis.extent.high or math.inf) <= self.loops[-1].lanes:
+                return ""  # a row that is loaded once
             is_last = bool(self.loops) and self.loops[-1] is self.last_readers[buffer]
             return EVICT_FIRST if is_last else EVICT_LAST
         return EVICT_FIRST if buffer in self.once else ""

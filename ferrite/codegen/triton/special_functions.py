@@ -6,16 +6,25 @@ cancels, else in 64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ferrite.codegen.coefficients.constants import DIGAMMA_ZERO
 from ferrite.codegen.coefficients.special import (
+    AIRY_COSINE,
+    AIRY_DECAY,
+    AIRY_MIDDLE,
+    AIRY_SINE,
     DIGAMMA_LARGE,
     DIGAMMA_ROOT,
     I0_LARGE,
     I0_SMALL,
     I1_LARGE,
     I1_SMALL,
+    K0_LARGE,
+    K0_SMALL,
+    K1_LARGE,
+    K1_SMALL,
 )
 
 PI = 3.141592653589793
@@ -185,4 +194,59 @@ def common_multiple(left, right, divisor):
 """,
 )
 
-SPECIAL_FUNCTIONS = (*BESSEL, *DIGAMMA, *FLOAT_PARTS, *INTEGERS)
+# --- of the second kind, and below a wave ----------------------------------------------------------------------------
+
+
+def _bessel_k(order: int, scaled: bool) -> str:
+    """Up to 2 a series beside a logarithm, beyond a polynomial of 1 / x."""
+    small, large = (K0_SMALL, K0_LARGE) if order == 0 else (K1_SMALL, K1_LARGE)
+    regular = polynomial("square", small["double"])
+    if order == 0:
+        near = f"{regular} - log * {polynomial('square', I0_SMALL['double'])}"
+    else:
+        near = f"{regular} / x + log * x * 0.5 * {polynomial('square', I1_SMALL['double'])}"
+    times_near, times_far = (" * libdevice.exp(x)", "") if scaled else ("", " * libdevice.exp(x * (-1.0))")
+    return f"""
+def {"scaled_" * scaled}bessel_k{order}(value):
+    x = tl.cast(value, tl.float64)
+    square = x * x * 0.25
+    log = libdevice.log(x * 0.5)
+    near = ({near}){times_near}
+    far = {polynomial("(4.0 / x - 1.0)", large["double"])} / tl.sqrt(x){times_far}
+    found = tl.where(x <= 2.0, near, far)
+    found = tl.where(x == 0.0, float("inf"), tl.where(x < 0.0, float("nan"), found))
+    return tl.cast(found, value.dtype)
+"""
+
+
+def _quotient(x: str, table: Sequence[Sequence[float]]) -> str:
+    return f"({polynomial(x, table[0])} / {polynomial(x, table[1])})"
+
+
+AIRY = f"""
+def airy_ai(value):
+    x = tl.cast(value, tl.float64)
+    size = tl.abs(x)
+    quarter = tl.sqrt(tl.sqrt(size))
+    z = size * tl.sqrt(size) * {2 / 3!r}
+    w = 1.0 / z
+    square = w * w
+    high = libdevice.exp(z * (-1.0)) * {_quotient("w", AIRY_DECAY["double"])} * {0.5 / PI**0.5!r} / quarter
+    sine = libdevice.sin(z + {PI / 4!r}) * {_quotient("square", AIRY_SINE["double"])}
+    cosine = libdevice.cos(z + {PI / 4!r}) * w * {_quotient("square", AIRY_COSINE["double"])}
+    low = (sine - cosine) * {PI**-0.5!r} / quarter
+    found = tl.where(size <= 2.0, {polynomial("x", AIRY_MIDDLE["double"])}, tl.where(x > 0.0, high, low))
+    return tl.cast(tl.where(size == float("inf"), float("nan"), found), value.dtype)
+"""
+
+SPHERICAL_BESSEL = f"""
+def spherical_bessel_j0(value):
+    square = value * value
+    near = {polynomial("square", [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(8)])}
+    found = tl.where(tl.abs(value) < 0.5, near, divide(libdevice.sin(value), value))
+    return tl.where(tl.abs(value) == float("inf"), 0.0, found)
+"""
+
+SECOND_KIND = (*(_bessel_k(order, scaled) for order in (0, 1) for scaled in (False, True)), AIRY, SPHERICAL_BESSEL)
+
+SPECIAL_FUNCTIONS = (*BESSEL, *SECOND_KIND, *DIGAMMA, *FLOAT_PARTS, *INTEGERS)

@@ -7,6 +7,7 @@ operations depend on each other where they touch one storage and one of them wri
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,7 +32,7 @@ from ferrite.ir import (
     substitute,
     symbols_in,
 )
-from ferrite.ir.program import Buffer, LoopOperation, Program, destinations_of, loads, stores_of
+from ferrite.ir.program import Buffer, LoopOperation, Program, destinations_of, loads, reads, stores_of
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,15 @@ class BufferTable:
     def __init__(self, program: Program) -> None:
         self.buffers: Mapping[str, Buffer] = {buffer.name: buffer for buffer in program.buffers}
         self._layout_symbols: dict[str, frozenset[Symbol]] = {}
+        self._program = program
+
+    @cached_property
+    def readers(self) -> Mapping[str, int]:
+        """How many operations read each storage."""
+        found: Counter[str] = Counter()
+        for operation in self._program.operations:
+            found.update({self.buffers[access.buffer].storage for access in reads(operation)})
+        return found
 
     def place(self, name: str, coordinates: Iterable[Index]) -> Index:
         return place_in(self.buffers[name], coordinates)

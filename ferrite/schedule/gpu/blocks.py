@@ -44,21 +44,16 @@ def likely_lanes(extent: Index, most: int) -> int:
     return max(min(power_above(likely(extent)), most), 1)
 
 
-def blocked(
-    axes: Sequence[Axis], body: Body, kind: LoopKind, room: int | None, under_way: int = 1
-) -> tuple[Body, int | None]:
+def blocked(axes: Sequence[Axis], body: Body, kind: LoopKind, room: int | None) -> tuple[Body, int | None]:
     """Loops over axes, the last one innermost, whose blocks have `room` elements together, and the room that is left;
-    without a limit, blocks that hold the axes. `under_way`: steps of the innermost loop that has several, whose loads
-    are at once."""
+    without a limit, blocks that hold the axes."""
     for item in reversed(axes):
         if room is None:
             lanes = whole_lanes(item.extent) or 1
         else:
             lanes = likely_lanes(item.extent, room)
             room = max(room // lanes, 1)
-        has_steps = lanes != whole_lanes(item.extent)
-        body = (Loop(item, kind, body, lanes, under_way if has_steps else 1),)
-        under_way = 1 if has_steps else under_way
+        body = (Loop(item, kind, body, lanes),)
     return body, room
 
 

@@ -241,7 +241,7 @@ class GpuPreparation(Preparation):
         known, but is likely to be so short, the cache has all when it is gone through again, which takes less than
         states of means and places do."""
         size = whole_elements(operation.reduced)
-        if size is None and operation.kind != "softmax":
+        if size is None:
             size = seen_elements(operation.reduced)
         kept = size is not None and 2 * size <= self.machine.kept_elements and not self.across(operation)
         if operation.kind == "softmax" and not is_empty(operation) and (kept or self.is_few(operation)):
@@ -388,7 +388,7 @@ class GpuPreparation(Preparation):
         """How to share what is reduced: by the slowest axis that is long enough, else by several."""
         programs = max(self.programs(operation), 1)
         work = likely_points(operation.reduced) * likely_points(operation.axes) // programs
-        wanted = power_below(min(self.machine.pieces // programs, work // self.machine.min_piece_elements))
+        wanted = power_below(self.machine.pieces(programs, work))
         slowest_first = self.slowest_first(operation)
         enough = [item for item in slowest_first if likely(item.extent) >= 2 * wanted]
         if not enough and (cut := by_several(slowest_first, wanted)) is not None:

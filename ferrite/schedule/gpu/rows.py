@@ -2,25 +2,41 @@
 
 kept      the rows are short enough that a program holds them in registers: every loop inside is one block. A program
           has one row, or several where rows are short
-looped    longer rows: every loop inside goes through the row, a block at a time
+looped    longer rows: every loop inside goes through the row, a block at a time. Where the length is not known, but is
+          likely to be short, the kernel has both forms
 columns   rows lie side by side in memory: a block is so many columns wide that lines are whole, and so many rows of
           what is reduced high
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ferrite.ir import ONE, Axis, Data, Expr, Index, Local, nodes_of
-from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, Update
+from ferrite.ir import (
+    ONE,
+    Axis,
+    Data,
+    Expr,
+    Index,
+    Local,
+    Symbol,
+    axis,
+    compare,
+    index_value,
+    minimum,
+    nodes_of,
+    number,
+    op,
+)
+from ferrite.ir.kernel import Accumulate, Let, Loop, Statement, Store, Update, When, walk
 from ferrite.ir.program import Scan
 from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.gpu.blocks import blocked, likely_lanes, power_above, power_below, smaller_until, whole_elements
 from ferrite.schedule.gpu.flat import smallest_type
-from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, with_values
+from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, replaced, with_values
 from ferrite.schedule.loops.memory_order import ordered_axes
 from ferrite.schedule.loops.plain_loops import plain_loops
 from ferrite.schedule.loops.statements import Parts
@@ -31,25 +47,62 @@ def by_rows(
 ) -> Body:
     """`kept`: every loop inside is one block."""
     count = likely_points(rows)
+    short = None if kept else short_row(nests, parts, machine)
     if kept:
         blocks = [nest for nest in nests if nest.scans or not nest.ordered]
         elements = max((whole_elements(nest.axes) or 1 for nest in blocks), default=1)
         lanes = max(machine.rows_block // elements, 1)
-        is_scan = len(blocks) == 1 and blocks[0].scans and not sorts(blocks[0]) and not tiles
-        is_large = is_scan and elements > machine.scan_step_elements and count >= machine.multiprocessors
-        room = machine.scan_step_elements if is_large else None
+        room = None
     else:
         again = sum(bool(nest.axes) for nest in nests) > 1
         lanes, room = 1, machine.again_step_elements if again else machine.row_step_elements
+    if short is not None:
+        lanes = max(machine.rows_block // short, 1)
     lanes = smaller_until(lanes, count, machine.enough_programs)
-    body = tiles
+    body: Body = ()
     for nest, part in zip(nests, parts, strict=True):
-        body += nest_loops(nest, part, room, machine.steps_under_way)
-    axes, body = collapse(list(rows), body)
+        body += nest_loops(nest, part, room)
+    if short is not None:
+        body = by_length(body, short)
+    axes, body = collapse(list(rows), (*tiles, *body))
     if not axes:
         return body
     lanes = min(lanes, power_above(likely(axes[-1].extent)))
     return nested(axes[:-1], (Loop(axes[-1], "vector", body, lanes),), "parallel")
+
+
+def short_row(nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine) -> int | None:
+    """Lanes that hold a row of unknown length, where it is likely to be so short that a program could keep it."""
+    loops = [nest for nest in nests if nest.axes]
+    extents = {item.extent for nest in loops for item in nest.axes}
+    if len(loops) < 2 or len(extents) > 1 or any(nest.ordered or len(nest.axes) > 1 for nest in loops):
+        return None
+    (extent,) = extents
+    if extent.high is not None or not all(isinstance(atom, Symbol) and atom.likely for atom in extent.atoms):
+        return None
+    lanes = power_above(likely(extent))
+    return lanes if 2 * lanes <= machine.kept_elements and lanes <= machine.again_step_elements else None
+
+
+def by_length(body: Body, lanes: int) -> Body:
+    """The statements of a row twice: for one that a block of so many lanes holds, whose elements are then loaded once,
+    and for a longer one. Which of the two is the same for all programs."""
+    loops = [item for item in walk(body) if isinstance(item, Loop)]
+    (extent,) = {loop.axis.extent for loop in loops}
+    shorter = {loop.axis: axis(loop.axis.name, minimum(extent, number(lanes))) for loop in loops}
+    length = index_value(extent)
+    is_short = compare("le", length, index_value(number(lanes), length.dtype))
+    held = tuple(over_shorter(statement, shorter, lanes) for statement in body)
+    return When(is_short, held), When(op("logical_not", is_short), body)
+
+
+def over_shorter(statement: Statement, shorter: Mapping[Axis, Axis], lanes: int) -> Statement:
+    if isinstance(statement, Accumulate | When):
+        return replace(statement, body=tuple(over_shorter(item, shorter, lanes) for item in statement.body))
+    if not isinstance(statement, Loop):
+        return replaced((statement,), dict(shorter))[0]
+    inside = tuple(over_shorter(item, shorter, lanes) for item in statement.body)
+    return replace(statement, axis=shorter[statement.axis], body=inside, lanes=lanes)
 
 
 def by_columns(
@@ -71,7 +124,7 @@ def by_columns(
     body: Body = ()
     for nest, part in zip(nests, parts, strict=True):
         before, inside = with_constants_before(nest, part)
-        body += before + nest_loops(nest, inside, room, machine.steps_under_way)
+        body += before + nest_loops(nest, inside, room)
     outer, body = collapse(others, body)
     return nested(outer, (Loop(column, "vector", body, wide),), "parallel")
 
@@ -151,16 +204,16 @@ def is_named(item: Expr) -> bool:
     return isinstance(item, Local)
 
 
-def nest_loops(nest: Nest, part: Parts, room: int | None, under_way: int = 1) -> Body:
-    """The loops of one nest inside a row. `under_way`: see `blocked`."""
+def nest_loops(nest: Nest, part: Parts, room: int | None) -> Body:
+    """The loops of one nest inside a row."""
     body: Body = tuple(part.point)
     if nest.ordered:
-        return scan_loops(nest, part, room, under_way) if nest.scans else plain_loops(nest, part)
+        return scan_loops(nest, part, room) if nest.scans else plain_loops(nest, part)
     if not part.states:
         axes, body = collapse(ordered_axes(nest.axes, indices_at(body)), body)
         return blocked(axes, body, "vector", room)[0] + tuple(part.after)
     axes, body = reduction_axes(nest, body)
-    body, room = blocked(axes, body, "reduction", room, under_way)
+    body, room = blocked(axes, body, "reduction", room)
     whole: Body = (Accumulate(tuple(part.states), body), *part.after)
     outer, whole = collapse(list(nest.outer), whole)
     return blocked(outer, whole, "vector", room)[0]
@@ -172,7 +225,7 @@ def sorts(nest: Nest) -> bool:
     )
 
 
-def scan_loops(nest: Nest, part: Parts, room: int | None, under_way: int) -> Body:
+def scan_loops(nest: Nest, part: Parts, room: int | None) -> Body:
     """Prefixes along one axis, a block at a time; what a block comes to goes on to the next. What is sorted is one
     block."""
     (along,) = {member.operation.along for member in nest.members if isinstance(member.operation, Scan)}
@@ -180,7 +233,7 @@ def scan_loops(nest: Nest, part: Parts, room: int | None, under_way: int) -> Bod
     if sorts(nest):
         body, room = blocked([along], tuple(part.point), "sort", None)[0], 1
     else:
-        body, room = blocked([along], tuple(part.point), "scan", room, under_way)
+        body, room = blocked([along], tuple(part.point), "scan", room)
     whole: Body = (Accumulate(tuple(part.states), body), *part.after)
     outer, whole = collapse(others, whole)
     return blocked(outer, whole, "vector", room)[0]
