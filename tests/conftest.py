@@ -92,6 +92,7 @@ def pytest_collection_finish() -> None:
     no_test_cases_are_looked_for()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 50)  # what Dynamo leaves behind is looked through more seldom: a twentieth of the time
 
 
 @pytest.fixture(scope="module", autouse=True)
