@@ -577,7 +577,7 @@ WRITTEN_OUT: tuple[Program, ...] = (
 ON_A_GPU: tuple[Program, ...] = (
     Program(lambda x: x[torch.arange(4)] * 2, on_gpu(randn((6, 3))), ("joint/fix_iota_device",), on_gpu=True),
     Program(
-        lambda x: x * 2 + (torch.arange(5.0) * 3).sin().to(x.device),
+        lambda x: x * 2 + torch.linspace(0, 1, 5).to(x.device),
         on_gpu(randn((4, 5))),
         ("post_grad/move_constructors_to_gpu",),
         on_gpu=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -216,3 +217,42 @@ def test_parts_of_rows_whose_size_a_guard_knows_later(fn: Any) -> None:
     large enough. For any step they are not, and lie in memory."""
     assert_same_as_eager(fn, lambda: [torch.rand(4096), 32, 2], dynamic=True, exact=False)
     assert ferrite.last_compile().graphs[0].kernels
+
+
+# --- dimensions that are arguments ------------------------------------------------------------------------------------
+
+BY_DIMENSION: dict[str, Callable[..., Any]] = {
+    "transpose": lambda x, a, b: x.transpose(a, b) + 1,
+    "swapaxes": lambda x, a, b: x.swapaxes(a, b).sin(),
+    "movedim": lambda x, a, b: x.movedim(a, b) * 2,
+    "moveaxis": lambda x, a, b: torch.moveaxis(x, (a,), (b,)).exp(),
+    "permute": lambda x, a, b: x.permute(a, b, 3 - a - b) + 1,
+    "select": lambda x, a, b: x.select(a, b) + x.select(-a - 1, 0).sum(),
+    "sum": lambda x, a, b: x.sum((a, b)) + x.mean(a).sum(),
+    "flip and roll": lambda x, a, b: x.flip(a, b).roll(1, b),
+    "concat": lambda x, a, b: torch.cat([x, x.sin()], a).narrow(b, 1, 1),
+    "stack": lambda x, a, b: torch.stack([x, x.cos()], a).flatten(*sorted((a, b))),
+    "split": lambda x, a, b: [part * 2 for part in (*x.split(1, a), *x.chunk(2, b), *x.unbind(a))],
+    "softmax": lambda x, a, b: x.softmax(a).cumsum(b).unsqueeze(a),
+    "diagonal": lambda x, a, b: x.diagonal(0, a, b) * 2,
+}
+
+
+@pytest.mark.parametrize("name", BY_DIMENSION)
+def test_dimensions_may_be_arguments(name: str) -> None:
+    """torch guards them, although they are numbers like all others; a product beside them lets passes look at views."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor, a: int, b: int) -> Any:
+        return BY_DIMENSION[name](x, a, b), functional.linear(x.permute(0, 1, 2), w).transpose(a, b)
+
+    for pair in ((0, 1), (2, 1), (1, 0)):
+        assert_same_as_eager(fn, lambda pair=pair: [torch.randn(2, 3, 4), torch.randn(5, 4), *pair], dynamic=True)
+
+
+def test_an_index_that_is_an_argument_stays_unknown() -> None:
+    """Unlike a dimension, it may be another one in each call of one graph."""
+    compiled = compile_strict(lambda x, i: x.select(0, i) * 2, dynamic=True)
+    x = torch.randn(9, 3)
+    for index in (3, 5, 8):
+        assert torch.equal(compiled(x, index), x[index] * 2)
+    assert compiled_graphs() == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ def normalize_node_kwargs_pass(gm: torch.fx.GraphModule, context: PassContext) -
 
     Arguments at their defaults are left out and dimensions count from the front, so that equal calls are equal.
     """
-    rewritten = 0
+    rewritten = write_settled_numbers(gm)
     for node in list(gm.graph.nodes):
         if node.op == "call_module":
             rewritten += inline_module(gm, node)
@@ -119,6 +120,26 @@ def normalize_node_kwargs_pass(gm: torch.fx.GraphModule, context: PassContext) -
             write(node, *call)
             rewritten += 1
     return rewritten
+
+
+def write_settled_numbers(gm: torch.fx.GraphModule) -> int:
+    """A number that has one value in every call, as a guard says, is that number: `dim` of `x.sum(dim)` is an argument
+    of the function, but nobody computes with dimensions that are not known."""
+    written = 0
+    for node in gm.graph.nodes:
+        value = fake_value(node)
+        number = torch_api.expression(value) if isinstance(value, torch.SymInt) else None
+        if number is None or not number.is_Integer:
+            continue
+        for user in [each for each in node.users if each.op == "call_method" or is_torch_function(each.target)]:
+            put = partial(instead, node, int(number))
+            user.args, user.kwargs = torch.fx.node.map_arg((user.args, user.kwargs), put)
+            written += 1
+    return written
+
+
+def instead(node: torch.fx.Node, number: int, operand: torch.fx.Node) -> Any:
+    return number if operand is node else operand
 
 
 def shorten(node: torch.fx.Node) -> bool:
