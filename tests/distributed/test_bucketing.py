@@ -226,3 +226,23 @@ def test_nothing_happens_that_nobody_asked_for():
     assert count(gm, "all_gather") == 6
     gm = passed(layers, *six_layers(), steps=("bucket_all_gather",), distributed=["bucket_rs"])
     assert count(gm, "all_gather") == 6
+
+
+def test_parts_that_leave_are_made_when_the_whole_is_there():
+    """Gradients in a bucket: copied out of it at once, so that it can be given up before what follows."""
+
+    def fn(x, y):
+        both = scattered(x), scattered(y)
+        z = y
+        for _ in range(4):
+            z = z @ y
+        return *both, z
+
+    inputs = torch.randn(64, 64), torch.randn(64, 64)
+    steps = ("bucket_reduce_scatter", "overlap_scheduling")
+    gm = passed(fn, *inputs, steps=steps, distributed={"bucket_rs": {}, "overlap": {"compute": 1e6}})
+    names = [name.split(".")[1] for name in target_names(gm) if "." in name]
+    clones = [place for place, name in enumerate(names) if name == "clone"]
+    assert len(clones) == 2
+    assert names.index("wait_tensor") < clones[0]
+    assert max(clones) < len(names) - 1 - names[::-1].index("mm")

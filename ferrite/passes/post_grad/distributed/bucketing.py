@@ -11,7 +11,7 @@ by those that were seen.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from ferrite.errors import Refusal
 from ferrite.graph import mode_of
 from ferrite.machines import AnyMachine, machine_of
 from ferrite.passes.post_grad.distributed.agreement import decide
-from ferrite.passes.post_grad.distributed.exchanges import MEMBERS, WHY, Exchange
+from ferrite.passes.post_grad.distributed.exchanges import MEMBERS, WAIT, WHY, Exchange
 from ferrite.passes.post_grad.distributed.layout import Layout, rewrite_order
 from ferrite.passes.post_grad.distributed.overlap import MIN_GAIN, layout_of
 from ferrite.passes.post_grad.distributed.packing import Merge, refusal_to_merge
@@ -214,6 +214,13 @@ def merged_job(members: Sequence[Exchange], layout: Layout) -> Job:
     return Job(jobs[0].channel, available, max(needed, wait), start, wait, seconds, size, jobs[0].is_early)
 
 
+def waits_in(made: Sequence[torch.fx.Node], job: Job, context: PassContext) -> Iterator[tuple[int, torch.fx.Node]]:
+    """The waits for a bucket, and where they stand: as soon as any member was waited for, if `overlap_scheduling` comes
+    behind and puts them off until the bucket is over: what is sent can be given up then. Else where they are needed."""
+    if chosen(context.options, "overlap", Overlap) is not None:
+        yield from ((job.wait, node) for node in made if node.target is WAIT)
+
+
 # --- in the graph -----------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +242,7 @@ def merged(layout: Layout, buckets: Sequence[Sequence[Exchange]], style: str, co
             members[0].kind != "all_gather"
         ):  # those are best where they are needed, which is where they go by themselves
             wanted.append((begins, next(node for node in made if MEMBERS in node.meta)))
+            wanted += waits_in(made, merged_job(members, layout), context)
         gone += len(members) - 1
         context.count(f"bucket_{members[0].kind}")
     in_buckets = {exchange for members in buckets for exchange in members}

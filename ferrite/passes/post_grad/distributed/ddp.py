@@ -18,7 +18,7 @@ import torch
 from ferrite.graph import fake_value, mode_of
 from ferrite.machines import machine_of
 from ferrite.passes.post_grad.distributed.agreement import decide
-from ferrite.passes.post_grad.distributed.bucketing import best_buckets, filled, merged_job
+from ferrite.passes.post_grad.distributed.bucketing import best_buckets, filled, merged_job, waits_in
 from ferrite.passes.post_grad.distributed.exchanges import ALL_REDUCE, MEMBERS, Exchange
 from ferrite.passes.post_grad.distributed.layout import Layout, rewrite_order
 from ferrite.passes.post_grad.distributed.overlap import layout_of
@@ -100,6 +100,8 @@ def fused(layout: Layout, buckets: Sequence[Sequence[Exchange]], settings: DdpFu
         wanted.append((job.available, start))
         if not settings.delay_waits:
             wanted += [(job.available, each) for each in made if each.args and each.args[0] is start]
+        else:
+            wanted += waits_in(made, job, context)
         for node in divided:
             if isinstance(node, torch.fx.Node) and not node.users:
                 layout.graph.erase_node(node)

@@ -165,18 +165,46 @@ def floating(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
     return found
 
 
+def parts_that_leave(nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, list[torch.fx.Node]]:
+    """For each wait, the copies of parts of its result that the graph returns, themselves or as views: gradients, and
+    what is saved for the backward graph. They are made at once, as the whole can be given up then."""
+    region = 0
+    regions: dict[torch.fx.Node, int] = {}
+    of_wait: dict[torch.fx.Node, torch.fx.Node] = {}  # by what comes from it alone, through views and copies
+    for node in nodes:
+        region += mutates(node)
+        regions[node] = region
+        operands = node.all_input_nodes
+        if node.target is WAIT:
+            of_wait[node] = node
+        elif is_light(node) and len(operands) == 1 and operands[0] in of_wait:
+            of_wait[node] = of_wait[operands[0]]
+    leaves_graph: set[torch.fx.Node] = set()
+    found: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for node in reversed(nodes):
+        if any(user.op == "output" or (is_view_call(user) and user in leaves_graph) for user in node.users):
+            leaves_graph.add(node)
+            wait = of_wait.get(node)
+            is_copy = not is_view_call(node) and node.target is not operator.getitem and node.target is not WAIT
+            if wait is not None and is_copy and regions[node] == regions[wait]:
+                found.setdefault(wait, []).insert(0, node)
+    return found
+
+
 def rewrite_order(
     graph: torch.fx.Graph,
     old: Mapping[torch.fx.Node, int],
     wanted: Sequence[tuple[int, torch.fx.Node]],
     in_order: Sequence[torch.fx.Node] = (),
 ) -> int:
-    """Write the nodes in another order: those that are `wanted` before what stood at a place are there, other floating
-    ones where they are needed, and the rest as before. `old`: the places that nodes had; `in_order`: nodes that follow
-    each other, wherever they are. How many moved."""
+    """Write the nodes in another order: those that are `wanted` before what stood at a place are there, copies of parts
+    that leave the graph behind the wait for the whole, other floating ones where they are needed, and the rest as
+    before. `old`: the places that nodes had; `in_order`: nodes that follow each other, wherever they are. How many
+    moved."""
     previous = {node: first for first, node in itertools.pairwise(in_order)}
     nodes = list(graph.nodes)
     floats = floating(nodes)
+    leaving = parts_that_leave(nodes)
     pending = sorted((node for node in floats if node in old), key=lambda node: old[node])
     order: list[torch.fx.Node] = []
     done: set[torch.fx.Node] = set()
@@ -200,6 +228,8 @@ def rewrite_order(
                 stack.pop()
                 done.add(node)
                 order.append(node)
+                for part in leaving.get(node, ()):
+                    emit(part)
 
     for node in nodes:
         if node in floats:
