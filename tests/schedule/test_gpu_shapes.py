@@ -189,6 +189,14 @@ def test_what_every_row_reads_is_loaded_before_the_first():
     before, inside = kernel_source(first, "kernel").split("tl.range(")
     assert before.count("tl.load(") == 0, "a number of a row is no line"
 
+    def padded(g, x, w):
+        dx = (x + F.pad(w, (0, 24))).sin() * g
+        return dx, dx.sum(0)
+
+    first, _ = kernels_of(padded, *tensors, made(1000, dtype=BF16))
+    before, inside = kernel_source(first, "kernel").split("tl.range(")
+    assert before.count("tl.load(") == 0, "what a mask guards may not be there"
+
 
 def test_few_results_are_made_of_pieces():
     first, second = kernels_of(lambda x: x.sum(), made(8192, 1024))
