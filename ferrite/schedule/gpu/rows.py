@@ -56,8 +56,8 @@ def by_rows(
     else:
         again = sum(bool(nest.axes) for nest in nests) > 1
         lanes, room = 1, machine.again_step_elements if again else machine.row_step_elements
-        if (elements := likely_row(nests)) is not None:
-            lanes = max(machine.rows_block // elements, 1)
+        if (row := likely_row(nests)) is not None:
+            lanes = max(machine.rows_block // row, 1)
     lanes = smaller_until(lanes, count, machine.enough_programs)
     body: Body = ()
     for nest, part in zip(nests, parts, strict=True):
