@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils import _pytree as pytree
 
 from ferrite.codegen.triton import kernel_source
 from ferrite.ir.index.substitution import evaluate
@@ -507,3 +508,25 @@ def test_short_and_long_rows_by_one_kernel(name, triton):
         x = torch.randn(sizes)
         (found,) = run_plan(plan, [x.clone()], made.objects, triton)
         torch.testing.assert_close(found, function(x), rtol=2e-5, atol=2e-5)
+
+
+IMAGES = {
+    "statistics": lambda x: torch.var_mean(x, (0, 2, 3)),
+    "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_statistics_of_any_number_of_images_read_them_once(name):
+    function, machine = IMAGES[name], replace(MACHINE, min_split_elements=1024)
+    made = lowered(function, torch.randn(6, 3, 20, 17), dynamic=True)
+    plan = make_plan(made.program, {"cpu": scheduling(machine)}, verify=True)
+    first = plan.launches[0].kernel
+    assert sum(pointer.access == "write" for pointer in first.pointers) == 2, "means and squares of each image"
+    for sizes in ((6, 3, 20, 17), (2, 5, 3, 4), (9, 2, 41, 30)):
+        x = torch.randn(sizes) + 3
+        found = run_plan(plan, [x.clone()], made.objects)
+        expected = pytree.tree_leaves(function(x))
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5, check_stride=False)
+    few = make_plan(made.program, {"cpu": scheduling()}, verify=True)
+    assert len(few.launches) < len(plan.launches), "so few that one kernel is enough"

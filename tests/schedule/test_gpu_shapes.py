@@ -101,7 +101,9 @@ def test_a_row_of_unknown_length_is_kept_where_it_is_short():
     assert "for " not in short
     assert long.count("for ") == 3
     assert "<= 1024" not in both(lambda x: x.softmax(-1), made(512, 65536, dtype=BF16)), "too long to be kept"
-    assert "<=" not in both(lambda x: x.sum(-1), made(32768, 1000, dtype=BF16)), "it is loaded once anyway"
+    sums = both(lambda x: x.sum(-1), made(32768, 1000, dtype=BF16))
+    assert "<=" not in sums, "it is loaded once anyway"
+    assert "[2, 1024]" in sums, "as many rows as of a length that is known"
 
 
 def test_columns_are_reduced_in_blocks_of_whole_lines_by_enough_programs():
@@ -186,6 +188,14 @@ def test_what_every_row_reads_is_loaded_before_the_first():
     first, _ = kernels_of(backward, *tensors, made(32768, 1, dtype=BF16), made(1, dtype=BF16))
     before, inside = kernel_source(first, "kernel").split("tl.range(")
     assert before.count("tl.load(") == 0, "a number of a row is no line"
+
+    def padded(g, x, w):
+        dx = (x + F.pad(w, (0, 24))).sin() * g
+        return dx, dx.sum(0)
+
+    first, _ = kernels_of(padded, *tensors, made(1000, dtype=BF16))
+    before, inside = kernel_source(first, "kernel").split("tl.range(")
+    assert before.count("tl.load(") == 0, "what a mask guards may not be there"
 
 
 def test_few_results_are_made_of_pieces():

@@ -20,7 +20,7 @@ def bernoulli(count: int) -> list[Fraction]:
     """The first Bernoulli numbers of even index, from the second on."""
     numbers = [Fraction(1)]
     for n in range(1, 2 * count + 1):
-        numbers.append(-sum(math.comb(n + 1, k) * numbers[k] for k in range(n)) / (n + 1))
+        numbers.append(-sum((math.comb(n + 1, k) * numbers[k] for k in range(n)), Fraction(0)) / (n + 1))
     return numbers[2::2]
 
 

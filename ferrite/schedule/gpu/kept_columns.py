@@ -13,11 +13,11 @@ in a piece.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ferrite.ir import ONE, STATES, Axis, Expr, Index, Load, cast, data_of, flat_extent, substitute
-from ferrite.ir.kernel import Accumulate, Loop, Scratch, Statement, Store, nodes_in, walk
+from ferrite.ir import ONE, STATES, Axis, Expr, Index, Load, Masked, cast, data_of, flat_extent, nodes_of, substitute
+from ferrite.ir.kernel import Accumulate, Loop, Scratch, Statement, Store, When, nodes_in, walk
 from ferrite.ir.program import Compute, Reduce
 from ferrite.ir.program import Store as ProgramStore
 from ferrite.machines import GpuMachine
@@ -164,6 +164,11 @@ class KeptColumns:
             made.written.add(self.storage(member))
             made.types[self.storage(member)] = self.buffer_table.buffers[self.target(member)].dtype
 
+    def elements(self) -> int:
+        """That a program has in registers: what columns come to, and a row."""
+        sizes = [self.tile(each).scratch.sizes[0].high or 0 for each in self.columns]
+        return sum(sizes) + max(sizes)
+
     def storage(self, member: Member) -> str:
         return self.buffer_table.buffers[self.target(member)].storage
 
@@ -206,7 +211,7 @@ class KeptColumns:
             so_far = Load.intern(tile.name, at, tile.scratch.dtype)
             result = cast(so_far, self.buffer_table.buffers[access.buffer].dtype)
             last.append(Loop(column, "vector", (Store(access.storage, (access.place,), result),), lanes))
-        before, row = with_lines_held(row, self.row, {item.buffer for item in stores_in(row)})
+        before, row = with_lines_held(row, self.row, machine.kept_elements - self.elements())
         tiles += [item for item in before if isinstance(item, Scratch)]
         first += [item for item in before if not isinstance(item, Scratch)]
         rows = Loop(self.row, "serial", row, copies=machine.rows_under_way)
@@ -214,9 +219,13 @@ class KeptColumns:
         return simplified(nested(axes, body, "parallel"))
 
 
-def with_lines_held(body: Body, row: Axis, written: Collection[str]) -> tuple[Body, Body]:
+def with_lines_held(body: Body, row: Axis, room: int) -> tuple[Body, Body]:
     """What every row reads again element by element, as the weights of a norm, in tiles that are filled before; and the
-    statements of a row with these tiles."""
+    statements of a row with these tiles. `room`: elements that registers have left. What a mask guards stays where it
+    is: it need not be there for every row."""
+    written = {item.buffer for item in walk(body) if isinstance(item, Store)}
+    nodes = [item for statement in walk(body) for item in nodes_in(statement)]
+    guarded = {each for item in nodes if isinstance(item, Masked) for each in nodes_of(item.value)}
     before: list[Statement] = []
     held: dict[Expr, Expr] = {}
 
@@ -228,19 +237,22 @@ def with_lines_held(body: Body, row: Axis, written: Collection[str]) -> tuple[Bo
             return replace(statement, body=replaced(statement.body, (*around, statement)))
         if isinstance(statement, Accumulate):
             return replace(statement, body=replaced(statement.body, around))
+        if isinstance(statement, When):
+            return statement
         for item in nodes_in(statement):
-            if isinstance(item, Load) and item.buffer not in written and item not in held:
+            if isinstance(item, Load) and item.buffer not in written and item not in guarded and item not in held:
                 hold(item, around)
         return with_values(statement, held)
 
     def hold(item: Load, around: tuple[Loop, ...]) -> None:
+        nonlocal room
         (place,) = item.coordinates
         loop = next((each for each in around if each.axis in place.atoms), None)
-        others = [each for each in around if each is not loop]
-        if loop is None or row in place.atoms or not is_line(place, loop) or data_of(place):
+        if loop is None or row in place.atoms or data_of(place) or not is_line(place, loop) or loop.lanes > room:
             return
-        if not place.atoms.isdisjoint(each.axis for each in others):
+        if not place.atoms.isdisjoint(each.axis for each in around if each is not loop):
             return
+        room -= loop.lanes
         name = f"{item.buffer}_line{len(held)}"
         before.append(Scratch(name, item.dtype, (loop.axis.extent,)))
         before.append(Loop(loop.axis, "vector", (Store(name, (loop.axis,), item),), loop.lanes))
@@ -253,10 +265,6 @@ def with_lines_held(body: Body, row: Axis, written: Collection[str]) -> tuple[Bo
 def is_line(place: Index, loop: Loop) -> bool:
     """Whether a loop has all of a line of memory in its lanes."""
     return step_of(place, loop.axis) is ONE and whole_lanes(loop.axis.extent) == loop.lanes
-
-
-def stores_in(body: Body) -> Iterator[Store]:
-    return (item for item in walk(body) if isinstance(item, Store))
 
 
 def as_combining_store(operation: object) -> Compute:

@@ -81,6 +81,7 @@ from ferrite.schedule.loops.reductions import (
 EXTREMES = {**EXTREME_OF, "argmax_of_window": "amax"}
 ALIGNMENT = 16  # bytes that a matrix unit's store begins at a multiple of
 MAX_THIN_COLUMNS = 16
+MIN_IMAGE = 256  # elements of an image whose statistics are made first: of fewer, these would be much memory
 MAX_MEASURE = 1e18  # of what deviations are counted from: sums of larger ones would be infinite, and the mean with them
 
 
@@ -204,6 +205,8 @@ class GpuPreparation(Preparation):
         be as exact."""
         if (near := self.near_piece(operation)) is not None:
             return list(self.welford_in_pieces(operation, *near))
+        if (images := self.whole_pieces(operation)) is not None:
+            return list(self.welford_of_images(operation, *images))
         (value,), (_mean, squares, _count) = operation.values, operation.destinations
         if squares is None or not sums_exactly(value) or not self.across(operation) or not self.is_few(operation):
             return None
@@ -211,6 +214,31 @@ class GpuPreparation(Preparation):
         if cut is None or not isinstance(cut.along.extent, Number) or cut.along.extent.value % cut.pieces:
             return None
         return list(self.welford_of_columns(operation, cut))
+
+    def whole_pieces(self, operation: Reduce) -> tuple[Axis, list[Axis]] | None:
+        """Of a reduction over images, some sizes of which are not known: the axis that counts them, and those of one,
+        where the cache holds one and there is enough to do in it."""
+        if len(operation.reduced) < 2 or self.across(operation) or self.near_sizes_known(operation):
+            return None
+        many = likely_points(operation.reduced) >= self.min_split_elements
+        if not many or likely_points(operation.axes) >= self.max_split_results:
+            return None
+        images, *inside = self.slowest_first(operation)
+        known_to_be_some = images.extent.low is not None and images.extent.low > 0
+        if not known_to_be_some or not MIN_IMAGE <= likely_points(inside) <= self.near_elements:
+            return None
+        return images, inside
+
+    def near_sizes_known(self, operation: Reduce) -> bool:
+        return all(isinstance(item.extent, Number) for item in operation.reduced)
+
+    def welford_of_images(self, operation: Reduce, images: Axis, inside: list[Axis]) -> Iterator[Compute | Reduce]:
+        """The statistics of each image, then of all: memory is read once, and no image need be like another."""
+        means, squares = (self.made(operation, operation.values[0].dtype, (images,)) for _ in range(2))
+        reduced = tuple(item for item in operation.reduced if item in inside)
+        part = replace(operation, axes=(images, *operation.axes), reduced=reduced, destinations=(means, squares, None))
+        yield from self.welford(part)
+        yield from self.welford_of_pieces(operation, (images,), means, squares)
 
     def welford_of_columns(self, operation: Reduce, cut: Cut) -> Iterator[Compute | Reduce]:
         """Of numbers of 16 bits, those of a piece as sums of deviations from its first number, and of their squares.

@@ -47,7 +47,7 @@ def by_rows(
 ) -> Body:
     """`kept`: every loop inside is one block."""
     count = likely_points(rows)
-    short = None if kept else short_row(nests, parts, machine)
+    short = None if kept else short_row(nests, machine)
     if kept:
         blocks = [nest for nest in nests if nest.scans or not nest.ordered]
         elements = max((whole_elements(nest.axes) or 1 for nest in blocks), default=1)
@@ -56,8 +56,8 @@ def by_rows(
     else:
         again = sum(bool(nest.axes) for nest in nests) > 1
         lanes, room = 1, machine.again_step_elements if again else machine.row_step_elements
-    if short is not None:
-        lanes = max(machine.rows_block // short, 1)
+        if (row := likely_row(nests)) is not None:
+            lanes = max(machine.rows_block // row, 1)
     lanes = smaller_until(lanes, count, machine.enough_programs)
     body: Body = ()
     for nest, part in zip(nests, parts, strict=True):
@@ -71,24 +71,33 @@ def by_rows(
     return nested(axes[:-1], (Loop(axes[-1], "vector", body, lanes),), "parallel")
 
 
-def short_row(nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine) -> int | None:
-    """Lanes that hold a row of unknown length, where it is likely to be so short that a program could keep it."""
+def likely_row(nests: Sequence[Nest]) -> int | None:
+    """Lanes that are likely to hold a row of unknown length, which every loop goes through."""
     loops = [nest for nest in nests if nest.axes]
     extents = {item.extent for nest in loops for item in nest.axes}
-    if len(loops) < 2 or len(extents) > 1 or any(nest.ordered or len(nest.axes) > 1 for nest in loops):
+    if len(extents) != 1 or any(nest.ordered or len(nest.axes) > 1 for nest in loops):
         return None
     (extent,) = extents
     if extent.high is not None or not all(isinstance(atom, Symbol) and atom.likely for atom in extent.atoms):
         return None
-    lanes = power_above(likely(extent))
-    return lanes if 2 * lanes <= machine.kept_elements and lanes <= machine.again_step_elements else None
+    return power_above(likely(extent))
+
+
+def short_row(nests: Sequence[Nest], machine: GpuMachine) -> int | None:
+    """The same, where several loops go through it, and it is so short that a program could keep it."""
+    lanes = likely_row(nests)
+    if lanes is None or sum(bool(nest.axes) for nest in nests) < 2:
+        return None
+    return lanes if lanes <= min(machine.kept_elements // 2, machine.again_step_elements) else None
 
 
 def by_length(body: Body, lanes: int) -> Body:
     """The statements of a row twice: for one that a block of so many lanes holds, whose elements are then loaded once,
     and for a longer one. Which of the two is the same for all programs."""
     loops = [item for item in walk(body) if isinstance(item, Loop)]
-    (extent,) = {loop.axis.extent for loop in loops}
+    extent, *others = {loop.axis.extent for loop in loops}
+    if others:
+        return body
     shorter = {loop.axis: axis(loop.axis.name, minimum(extent, number(lanes))) for loop in loops}
     length = index_value(extent)
     is_short = compare("le", length, index_value(number(lanes), length.dtype))
