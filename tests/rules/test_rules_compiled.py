@@ -49,9 +49,10 @@ def run(program: Program) -> set[str]:
 def run_traced(program: Program) -> set[str]:
     """FX's own tracer takes nothing apart; the backend is called as a function of a graph and its inputs."""
     gm, inputs = torch.fx.symbolic_trace(program.function()), program.make_inputs()
-    wanted = gm(*inputs)
-    mine = torch._dynamo.lookup_backend("ferrite")(gm, inputs, options={"strict": True, **program.options})
-    assert_same_run(*(Run(outputs, inputs, {}, {}, random_state()) for outputs in (tuple(mine(*inputs)), wanted)), None)
+    backend: Any = torch._dynamo.lookup_backend("ferrite")
+    compiled = backend(gm, inputs, options={"strict": True, **program.options})
+    ours, theirs = (Run(tuple(each(*inputs)), inputs, {}, {}, random_state()) for each in (compiled, gm))
+    assert_same_run(ours, theirs, None)
     return fired(ferrite.last_compile())
 
 
