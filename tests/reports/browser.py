@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+LOADING_SECONDS = 20.0
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 SWITCHES = (
     "--headless",
@@ -30,6 +32,9 @@ class Browser:
     def open(self, page: Path, place: str = "") -> None:
         self.driver.get("about:blank")  # or only the place in the page would change
         self.driver.get(f"{page.as_uri()}#{place}")
+        end = time.monotonic() + LOADING_SECONDS
+        while self.ask("document.readyState") != "complete" and time.monotonic() < end:
+            time.sleep(0.02)  # where the machine is busy, the driver does not wait for all of a page
         assert self.ask("document.documentElement.dataset.ready"), self.problems()
 
     def ask(self, expression: str) -> Any:
