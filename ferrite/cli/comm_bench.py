@@ -140,16 +140,24 @@ def seconds(collective: Collective, size: int, group: Any, ranks: int, device: t
 Collective = Callable[[int, Any, int, torch.device], Callable[[], Any]]
 
 
+def newer(name: str, before: str) -> Callable[..., Any]:
+    """A collective of `torch.distributed`, by the name it has from torch 2.13 on, or by that of before."""
+    found: Callable[..., Any] = getattr(torch.distributed, name, None) or getattr(torch.distributed, before)
+    return found
+
+
 def all_gather(size: int, group: Any, ranks: int, device: torch.device) -> Callable[[], Any]:
     whole = torch.zeros(ranks * max(size // ranks, 1), dtype=torch.uint8, device=device)
     part = whole[: len(whole) // ranks].clone()
-    return lambda: torch.distributed.all_gather_into_tensor(whole, part, group=group)
+    call = newer("all_gather_single", "all_gather_into_tensor")
+    return lambda: call(whole, part, group=group)
 
 
 def reduce_scatter(size: int, group: Any, ranks: int, device: torch.device) -> Callable[[], Any]:
     whole = torch.zeros(ranks * max(size // 4 // ranks, 1), device=device)
     part = whole[: len(whole) // ranks].clone()
-    return lambda: torch.distributed.reduce_scatter_tensor(part, whole, group=group)
+    call = newer("reduce_scatter_single", "reduce_scatter_tensor")
+    return lambda: call(part, whole, group=group)
 
 
 def all_reduce(size: int, group: Any, ranks: int, device: torch.device) -> Callable[[], Any]:

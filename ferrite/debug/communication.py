@@ -56,6 +56,17 @@ class Communication:
                 found[each.group] = found.get(each.group, 0) + each.bytes
         return found
 
+    def why(self, collective: str) -> str:
+        """Why a collective is waited for, or was not merged or moved further: by the name of its node, or its line."""
+        every = [(kind, each) for kind, record in self.graphs for each in record.collectives]
+        found = [
+            f"{each.node} of the {kind} graph: {each.why or 'nobody waits for it'}"
+            for kind, each in every
+            if collective in (each.node, each.line.place if each.line is not None else None)
+        ]
+        have = ", ".join(dict.fromkeys(each.node for _, each in every)) or "none"
+        return "\n".join(found) or f"no collective is {collective}; there are: {have}"
+
     def timeline(self) -> str:
         """What is computed, and what each group sends, from left to right; `!` where one waits. Below, the same as it
         was measured when the graph last ran, up to where each wait was over."""

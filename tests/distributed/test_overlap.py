@@ -189,3 +189,17 @@ def test_the_cost_model_decides_by_the_network(tmp_path):
         kept = passed(fn, *inputs, steps=OVERLAP, distributed="auto")
     assert collectives(kept)[0] == "mm"
     assert count(kept, "wait_tensor") == 2
+
+
+def test_one_can_ask_why():
+    """Of a collective that everything waits for, and of what there is none."""
+    reset()
+    with torch.no_grad():
+        fn = lambda x: reduced(x) + 1  # noqa: E731
+        torch.compile(fn, backend="ferrite", options={"strict": True})(torch.randn(64, 64))
+    found = ferrite.last_compile().communication
+    ((_, record),) = found.graphs
+    (only,) = record.collectives
+    said = f"{only.node} of the inference graph: there is no other that it could be merged with"
+    assert found.why(only.node) == found.why(only.line.place) == said
+    assert found.why("all_gather") == f"no collective is all_gather; there are: {only.node}"
