@@ -63,6 +63,30 @@ def test_kernels_for_a_gpu_compute_what_eager_does(gpu, function, dynamic):
         assert_same(f(x, w), function(x, w))
 
 
+def test_short_and_long_rows_are_one_program(gpu):
+    def attention(scores, values):
+        return torch.softmax(scores, -1) * 2, F.layer_norm(values, values.shape[-1:])
+
+    f = compiled(attention, dynamic=True)
+    records = []
+    for sizes in ((6, 20), (6, 32), (3, 33), (2, 90)):  # blocks hold 32: as many as cover what came first
+        given = torch.randn(sizes), torch.randn(sizes)
+        assert_same(f(*given), attention(*given))
+        records.append(ferrite.last_compile())
+    assert all(record is records[0] for record in records), "nothing is compiled again"
+
+
+def test_special_functions_are_kernels(gpu):
+    def function(x, n):
+        y = torch.special.legendre_polynomial_p(x, n) + torch.igamma(x.abs() + 1, x.abs() * 2)
+        return y * torch.special.zeta(x.abs() + 1.5, x.abs() + 0.5), torch.special.modified_bessel_k0(x.abs() + 0.1)
+
+    x, n = torch.randn(6, 20), torch.arange(20.0)
+    found, wanted = compiled(function)(x, n), function(x.double(), n.double())
+    torch.testing.assert_close(found, tuple(each.float() for each in wanted), rtol=1e-5, atol=1e-5)
+    assert not ferrite.last_compile().eager_calls
+
+
 def test_without_llvm_python_launches(gpu, monkeypatch):
     monkeypatch.setattr("ferrite.runtime.cuda.kernels.find_spec", lambda name: None)
     f, x, w = compiled(chain), torch.randn(3, 8), torch.randn(8)
