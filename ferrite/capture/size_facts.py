@@ -174,6 +174,8 @@ def simplest_equal(expression: Any, equalities: Mapping[Any, Any]) -> Any:
         found = None if found is None else found + constant
     if found is None and type(expression).__name__ == "FloorDiv":
         found = _divided_further(expression, equalities)
+    if found is None and expression.is_Mul:
+        found = _with_products(expression, equalities)
     # equalities lead to what is simpler, so there is an end
     return expression if found is None else simplest_equal(found, equalities)
 
@@ -188,6 +190,16 @@ def _divided_further(quotient: Any, equalities: Mapping[Any, Any]) -> Any | None
             known = equalities.get(quotient.func(top, inner))
             if known is not None and known.is_Integer and outer.is_positive:
                 return quotient.func(known, outer)
+    return None
+
+
+def _with_products(expression: Any, equalities: Mapping[Any, Any]) -> Any | None:
+    """`a**2 * b**2` is `s**2` where a guard knows that `a*b` is `s`."""
+    for large, simple in equalities.items():
+        if large.is_Mul and large.free_symbols <= expression.free_symbols:
+            made = expression.subs(large, simple)
+            if _size_of_expression(made) < _size_of_expression(expression):
+                return made
     return None
 
 

@@ -29,3 +29,11 @@ EQUAL = {FloorDiv(s, t): sympy.Integer(32), sympy.Max(1, FloorDiv(s, t)): FloorD
 )
 def test_what_guards_hold_equal(given, expected):
     assert size_facts.simplest_equal(given, EQUAL) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(FloorDiv(8, s) ** 2 * FloorDiv(s * s, 8) ** 2, s**2), (3 * FloorDiv(8, s), 3 * FloorDiv(8, s))],
+)
+def test_products_that_guards_know_are_found_in_others(given, expected):
+    assert size_facts.simplest_equal(given, {FloorDiv(8, s) * FloorDiv(s * s, 8): s}) == expected

@@ -67,6 +67,15 @@ def two_names_of_one(x: Any) -> Any:
     return v, v.reshape(-1, 3)
 
 
+def two_names_that_guards_relate(x: Any) -> Any:
+    """With unknown sizes its strides are products of quotients, of which a guard says what they are."""
+    v1 = torch.sub(x, x, alpha=2).softmax(2)
+    v2 = v1.reshape((8, -1))
+    v2.mul_(0.5)
+    v1.add_(3)
+    return v2, v1
+
+
 def part_written_through_the_whole(x0: Any, x1: Any) -> Any:
     v0 = torch.sub(x1, x1, alpha=2)
     v1 = torch.add(v0, x0, alpha=2)
@@ -104,6 +113,7 @@ PROGRAMS: dict[str, tuple[Any, Inputs]] = {
     "a fold": (nn.Fold((6, 6), 3, padding=1), randn((2, 18, 36))),
     "a view of a view": (view_of_a_view, randn((8, 1, 8, 1))),
     "two names of one": (two_names_of_one, randn((4, 3))),
+    "two names that guards relate": (two_names_that_guards_relate, lambda: [torch.randn(4, 4, 8)[:, :, ::2]]),
     "a part that is written through the whole": (
         part_written_through_the_whole,
         lambda: [torch.randn(4, 16)[:1].expand(16, 16), torch.randn(16, 16, 1).permute(0, 2, 1)],
