@@ -12,7 +12,7 @@ import ferrite
 from ferrite.capture.unused_random import never_draws
 from tests.compare import assert_same_as_eager
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.lengthy]
 
 
 def dropped(x):

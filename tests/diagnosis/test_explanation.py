@@ -10,7 +10,7 @@ import torch
 import ferrite
 from ferrite.__main__ import main
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.lengthy]
 
 
 class Net(torch.nn.Module):

@@ -16,7 +16,7 @@ from ferrite.diagnosis.replay import STAGES, kernels_in, replay
 from ferrite.ir.program import parse
 from tests.compare import compile_strict
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.lengthy]
 BIAS = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
 

@@ -85,6 +85,7 @@ def test_uniform_numbers(dtype):
 
 @quick
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.lengthy
 def test_normal_numbers(dtype):
     numbers = draw(key(), 5, [100_000], "normal", dtype).double()
     assert abs(numbers.mean()) < 4 / math.sqrt(100_000)
@@ -96,6 +97,7 @@ def test_normal_numbers(dtype):
 
 @quick
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.lengthy
 def test_exponential_numbers(dtype):
     numbers = draw(key(), 4, [100_000], "exponential", dtype)
     assert numbers.dtype == dtype
@@ -110,6 +112,7 @@ def test_exponential_numbers(dtype):
 
 @quick
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.lengthy
 def test_hits_come_true_as_often_as_their_chance_says(dtype):
     chances = torch.tensor([0.0, 0.25, 0.5, 1.0], dtype=dtype).repeat(25_000, 1)
     shares = hits(key(), 3, chances).double().mean(0)
@@ -124,6 +127,7 @@ def test_hits_come_true_as_often_as_their_chance_says(dtype):
 
 @quick
 @pytest.mark.parametrize(("low", "high"), [(0, 7), (-3, 3), (0, 1), (-(2**62), 2**62 - 1)])
+@pytest.mark.lengthy
 def test_integers(low, high):
     numbers = draw(key(), 2, [70_000], "integer", torch.int64, low, high)
     assert numbers.min() >= low
@@ -137,6 +141,7 @@ def test_integers(low, high):
 
 
 @quick
+@pytest.mark.lengthy
 def test_neighbours_and_calls_are_not_correlated():
     rows = torch.stack([draw(key(), index, [50_000], "normal", torch.float64) for index in range(3)])
     assert (torch.corrcoef(rows) - torch.eye(3)).abs().max() < 5 / math.sqrt(50_000)
@@ -209,6 +214,7 @@ def test_what_eager_must_look_at_stays():
 
 @quick
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.lengthy
 def test_cauchy_numbers(dtype):
     gm, count = traced(lambda x: aten.cauchy.default(x, 3.0, 2.0), torch.empty(100_000, dtype=dtype))
     assert count == 1

@@ -18,7 +18,7 @@ from ferrite.rewrite import apply_rules
 from tests.compare import assert_no_farther
 from tests.graphs import targets
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.lengthy]
 aten = torch.ops.aten
 prepare = torch.ops.ferrite.prepare_softmax_online.default
 inf, nan = torch.inf, torch.nan

@@ -16,7 +16,7 @@ from ferrite.pipeline import PassContext
 from tests.graphs import target_names
 from tests.quantized_graphs import assert_fused, trace
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.lengthy]
 aten = torch.ops.aten
 bfloat16 = torch.bfloat16
 packed = pytest.mark.skipif(not cpu_ops.QUANTIZED_LAYERS, reason="this torch has no packed layers on integers")

@@ -29,6 +29,7 @@ def windowed(x, weight):
 
 
 @quick
+@pytest.mark.lengthy
 def test_registers_hold_a_tile_of_sums():
     x, weight = torch.randn(2, 5, 6, 4), torch.randn(18, 4, 3, 3)
     (launch,) = plan_of(windowed, x, weight).launches
@@ -45,6 +46,7 @@ def test_registers_hold_a_tile_of_sums():
 
 
 @quick
+@pytest.mark.lengthy
 def test_weights_in_panels_are_read_as_they_are():
     def convolved(x, panels):
         return torch.ops.ferrite.convolution_of_panels(x.permute(0, 3, 1, 2), panels, 40, [1, 1], [0, 0], [1, 1])

@@ -15,7 +15,7 @@ from ferrite.schedule.fusion.accesses import BufferTable
 from tests.schedule.plans import MACHINE, number, plan_of, runs
 
 Tensor = torch.Tensor
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.lengthy]
 SIZES = [64, 100, 3000, 4096, 5000, 6000, 6500, 7000]
 
 

@@ -391,6 +391,7 @@ def f(s0, x, w):
 @quick
 @pytest.mark.parametrize("strides", [("[16, 1]", "[16, 1]"), ("[16, 1]", "[1, 20]")], ids=["dots", "packed"])
 @pytest.mark.parametrize("machine", [MACHINE, Machine(vector_bytes=64)], ids=["neon", "avx512"])
+@pytest.mark.lengthy
 def test_the_interpreter_computes_any_rows(machine, strides):
     program = parse_program(OF_ANY_ROWS.format(x=strides[0], w=strides[1]).strip())
     (launch,) = make(program, machine=machine).launches
