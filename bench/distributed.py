@@ -26,6 +26,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
 
+import ferrite
 from bench.measure import write
 from bench.memory import peak_bytes
 from bench.report import in_markdown, show
@@ -114,12 +115,16 @@ def tell_inductor() -> None:
 
 def programs(model: nn.Module, network: Path, has_inductor: bool) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     def own(**options: Any) -> Any:
-        return torch.compile(model, backend="ferrite", dynamic=False, options={"network": network, **options})
+        return torch.compile(
+            model, backend="ferrite", dynamic=False, options={"network": network, "strict": True, **options}
+        )
 
     found = {"ferrite, as captured": own(distributed="off"), "ferrite, scheduled": own()}
     if has_inductor:
         found["Inductor"] = torch.compile(model, dynamic=False)
-        found["Inductor, its own passes"] = torch.compile(model, dynamic=False, options=INDUCTOR)
+        known = set(torch._inductor.list_options())  # which are not the same in every release
+        options = {name: value for name, value in INDUCTOR.items() if name in known}
+        found["Inductor, its own passes"] = torch.compile(model, dynamic=False, options=options)
     return found
 
 
@@ -157,6 +162,11 @@ def work(rank: int, chosen: argparse.Namespace, folder: str) -> None:
         rows[name]["peak"] = peak_bytes(step)
         if rank == 0:
             print(f"{name}: {rows[name]}", flush=True)
+            if name.startswith("ferrite"):
+                for kind, record in ferrite.last_compile().communication.graphs:
+                    counts = f"{len(record.collectives)} of {record.captured.collectives} collectives"
+                    times = f"{record.exposed * 1e3:.1f} ms exposed of {record.captured.exposed * 1e3:.1f}"
+                    print(f"  {kind}: {counts}; forecast: {times}", flush=True)
     gradients.clear()
     notes = Path(folder) / f"steps of {rank}"
     notes.write_bytes(pickle.dumps(taken_turns(model, steps, chosen.rounds)))

@@ -32,6 +32,7 @@ from ferrite.capture import (
     mark_inputs_written_after,
     torch_api,
     torch_dynamo,
+    torch_runtime,
     torch_state,
     where_inputs_lay,
 )
@@ -379,7 +380,7 @@ def loaded(
     ranges = ranges_of(executable, targets, runs, functools.partial(kernel_names, record.kernels))
     watch = None if times is None else times.call
     exchanges = ExchangeTimes()
-    if record.communication is not None:
+    if record.communication is not None and torch_runtime.store_of_job() is not None:  # else ranks are imagined
         compilation.record.exchanges.append((record.communication, exchanges))
     return load_host(executable.source, runs, objects, recorders, run_in_eager(graph.gm), ranges, watch, exchanges)
 
