@@ -44,7 +44,6 @@ VARIANTS: dict[str, list[Fields]] = {
         {"kept_column_elements": 16, "held_column_elements": 16},
     ],
     "cumsum, one row": [
-        {"scans_pieces_backwards": False},
         {"scan_piece_elements": 4096},
         {"scan_piece_elements": 8192, "row_elements": 32},
     ],

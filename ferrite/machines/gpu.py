@@ -100,7 +100,7 @@ class GpuMachine:
         """In how many parts a reduction is shared that so many programs would do otherwise, with so much work each.
         Measured: sums of 131072 x 1024 in bf16, 71 us with 32 for each multiprocessor, 77 with 8; columns 75 and 83; of
         32768 x 1024, 24 with either, and columns 30 and 25. Steps whose loads are under way while others are added up
-        are no quicker: 78 and 84 with 8, 71 and 83 with 32."""
+        are no quicker (78 and 84 with 8, 71 and 83 with 32), nor are columns in wider blocks (79 to 101)."""
         few = min(self.enough_pieces // programs, work // self.min_piece_elements)
         many = min(self.long_piece_programs * self.multiprocessors // programs, work // self.long_piece_elements)
         return max(few, many)
@@ -152,13 +152,12 @@ class GpuMachine:
     few_column_elements: int = 8
     held_column_elements: int = 64
     # Elements that one program may scan though most of the machine is idle: three launches take as long (not measured).
-    # And those of a piece, at most, where a longer scan is shared: one block holds them, and the last pieces come first
-    # the second time.
-    # Measured: a sum along 2^27 numbers in bf16, 204 us with 8192, 259 with 16384, 210 with 4096 (a copy takes 130);
-    # 205 where a program goes through 16384 in steps, with loads of three under way.
+    # And those of a piece, at most, where a longer scan is shared: one block holds them.
+    # Measured: a sum along 2^27 numbers in bf16, 202 us with 8192, 259 with 16384, 206 with 4096 (a copy takes 129);
+    # 205 where a program goes through 16384 in steps, with loads of three under way; 200 where the last pieces, of
+    # which the cache has some still, come first the second time.
     long_scan_elements: int = 1 << 15
     scan_piece_elements: int = 1 << 13
-    scans_pieces_backwards: bool = True
     # Elements of a row that a program sorts, and one thread's: of longer ones the source takes seconds to compile, the
     # more the more a thread has, and torch's own sorts have enough to do.
     max_sorted_elements: int = 256

@@ -6,7 +6,7 @@
   before it have come to, with which its first element begins. Where pieces are not equal, or nothing reduces them, what
   each comes to along itself is written down, and all of its elements join what comes before. How it is cut depends on
   the sizes alone, so results are the same every time.
-  Measured: a sum along 2^27 numbers in bf16, 204 us in the first way and 574 in the second (a copy takes 130); with
+  Measured: a sum along 2^27 numbers in bf16, 200 us in the first way and 574 in the second (a copy takes 130); with
   programs that wait for what those before them have come to (decoupled look-back), 697.
 """
 
@@ -87,7 +87,7 @@ def in_pieces(operation: Scan, machine: GpuMachine, buffers: Mapping[str, Buffer
         yield operation
         return
     if (size := equal_size(operation, machine)) is not None:
-        yield from in_equal_pieces(operation, size, part, machine.scans_pieces_backwards)
+        yield from in_equal_pieces(operation, size, part)
         return
     along, others = operation.along, tuple(item for item in operation.axes if item is not operation.along)
     wanted = max(machine.enough_pieces // max(likely_points(others), 1), 1)
@@ -140,9 +140,8 @@ def equal_size(operation: Scan, machine: GpuMachine) -> int | None:
     return extent.value // min(near, key=lambda count: abs(count - wanted)) if near else None
 
 
-def in_equal_pieces(operation: Scan, size: int, part: Part, backwards: bool) -> Iterator[Operation]:
-    """Memory is read twice, and results are written once. `backwards`: the second time from the last piece on, of which
-    the cache has some still."""
+def in_equal_pieces(operation: Scan, size: int, part: Part) -> Iterator[Operation]:
+    """Memory is read twice, and results are written once."""
     along, origin, (value,) = operation.along, operation.origin, operation.values
     others = tuple(item for item in operation.axes if item is not along)
     piece, rest = axis(f"{along.name}_piece", along.extent // size), axis(f"{along.name}_rest", size)
@@ -162,13 +161,6 @@ def in_equal_pieces(operation: Scan, size: int, part: Part, backwards: bool) -> 
         each and Destination(each.buffer, tuple(substitute(index, {along: place}) for index in each.coordinates))
         for each in operation.destinations
     )
-    if backwards:
-        turned = {piece: piece.extent - 1 - piece}
-        first = rewrite_indices(first, turned)
-        destinations = tuple(
-            each and Destination(each.buffer, tuple(substitute(index, turned) for index in each.coordinates))
-            for each in destinations
-        )
     yield Scan((*others, piece, rest), rest, operation.combine, (first,), destinations, origin)
 
 
