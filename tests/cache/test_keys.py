@@ -328,6 +328,7 @@ def test_what_no_text_describes_has_no_key(value, reason):
 # Metadata of nodes that ferrite reads and that cannot change what a captured graph compiles to.
 IRRELEVANT = {
     "val": "follows from the inputs, or is written as the looks of a value",
+    "left_to_eager": "such a graph runs as it is, and the cache is not asked",
     "example_value": "the same, before autograd has seen the graph",
     "grapharg": "where Dynamo found an input",
     "stack_trace": "lines of the model",

@@ -22,7 +22,7 @@ Scenario = Callable[[Any, Callable[..., Any]], dict[str, Any]]
 
 # These compile longest, and what they are made of occurs in the others too.
 SLOW = {"qwen2-moe", "mobilenet-v2", "bart", "whisper", "detr", "t5", "wav2vec2", "segformer", "clip", "mixtral"}
-SLOW |= {"mobilenet-v1", "yolos", "gemma2", "qwen2", "bert"}
+SLOW |= {"mobilenet-v1", "yolos", "gemma2", "qwen2", "bert", "gpt2", "swin", "efficientnet"}
 SLOW_TO_TRAIN = (
     SLOW | {"modernbert"} | {"bert", "gpt2", "qwen2", "gemma2", "mixtral", "mamba", "wav2vec2", "mobilenet-v1"}
 )

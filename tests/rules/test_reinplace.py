@@ -938,7 +938,7 @@ def programs(draw):
     return steps, returned, draw(st.none() | st.integers(2, total - 1)), draw(st.none() | st.integers(2, total - 1))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(programs())
 def test_random_graphs(program):
     steps, returned, *written = program

@@ -3,7 +3,7 @@
 A `Value` is one vector (or one scalar) in the text being written. Operators and the functions below append an
 instruction and give its result, so that a formula here reads as on paper:
 
->>> written = Written("@f", lanes=4)
+>>> written = FunctionLines("@f", lanes=4)
 >>> x = written.parameter("x", "float")
 >>> _ = fma(x, x, 0.5) < 1.0
 >>> print("\\n".join(written.lines))
