@@ -51,7 +51,7 @@ class Compilation:
         self.inputs = repro.describe_inputs(example_inputs)
         self.grad_enabled = torch.is_grad_enabled()
         self.options = options
-        self.record: CompileRecord = start_record(options, first_model_line(gm.graph.nodes))
+        self.record: CompileRecord = start_record(options, first_model_line(gm.graph.nodes), self.inputs.dynamic)
         if options.report is not None:
             self.record.capture = torch_dynamo.about_capture()
         self.watch = CompilationProgress(options, self.record.line)

@@ -138,6 +138,7 @@ class CompileRecord:
     options: Options
     line: ModelLine | None = None
     number: int = 0  # of all that this process has captured
+    has_unknown_sizes: bool = False  # asked for with `dynamic`, or met with other ones before
     graphs: list[GraphRecord] = field(default_factory=list)
     saved: SavedForBackward | None = None
     passes: dict[str, tuple[PassRecord, ...]] = field(default_factory=dict)  # of stages before the graphs part
@@ -189,6 +190,7 @@ class CompileRecord:
             ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
             f"{facts['machine']}, {facts['threads']} threads",
             f'torch.compile(..., backend="ferrite", options={settings!r})' if settings else "no options",
+            *(["with sizes that may vary: dynamic=True"] if self.has_unknown_sizes else []),
             *(f"python -m ferrite replay {shlex.quote(folder)}" for folder in self.dumps),
         ]
         return "\n".join(rows if self.dumps else [*rows, "FERRITE_DUMP=dir keeps what every stage was given"])
@@ -272,8 +274,8 @@ _numbers = itertools.count()
 _records: collections.deque[CompileRecord] = collections.deque(maxlen=KEPT)
 
 
-def start_record(options: Options, line: ModelLine | None) -> CompileRecord:
-    record = CompileRecord(options, line, next(_numbers))
+def start_record(options: Options, line: ModelLine | None, has_unknown_sizes: bool = False) -> CompileRecord:
+    record = CompileRecord(options, line, next(_numbers), has_unknown_sizes)
     _records.append(record)
     return record
 

@@ -110,6 +110,9 @@ def test_the_record_says_how_to_repeat_a_run(tmp_path):
     compile_strict(torch.cos, options={"numerics": "strict"})(torch.ones(3))
     assert "'numerics': 'strict'" in ferrite.last_compile().to_repeat
     assert ferrite.last_compile().to_repeat.endswith("FERRITE_DUMP=dir keeps what every stage was given")
+    assert "dynamic=True" not in ferrite.last_compile().to_repeat
+    compile_strict(torch.cos, dynamic=True)(torch.ones(3))
+    assert "with sizes that may vary: dynamic=True" in ferrite.last_compile().to_repeat
 
 
 def test_a_whole_dump_is_replayed_graph_by_graph(tmp_path, capsys):
