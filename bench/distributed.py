@@ -106,11 +106,13 @@ def model_of(kind: str, layers: int, width: int) -> nn.Module:
 
 def tell_inductor() -> None:
     """What its passes ask of a GPU, they are told of a core: operations and bytes a second."""
-    import torch._inductor.utils as utils  # before who asks is imported
+    import torch._inductor.utils as utils
+    import torch.utils._runtime_estimation as estimation  # imported before, maybe, and with names of its own
 
     machine = machine_of(torch.device("cpu"))
-    utils.get_device_tflops = lambda _dtype: machine.flops_per_second(4) / 1e12  # type: ignore[assignment]
-    utils.get_gpu_dram_gbps = lambda: machine.copy_bytes_per_second / 1e9  # type: ignore[assignment]
+    for each in (utils, estimation):
+        each.get_device_tflops = lambda _dtype: machine.flops_per_second(4) / 1e12  # type: ignore[assignment]
+        each.get_gpu_dram_gbps = lambda: machine.copy_bytes_per_second / 1e9  # type: ignore[assignment]
 
 
 def programs(model: nn.Module, network: Path, has_inductor: bool) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
