@@ -83,7 +83,7 @@ def test_keys_are_gone_through_block_by_block(rows):
     [
         {"rows": 1, "keys": 1, "width": 1, "columns": 1},
         pytest.param({"rows": 64, "keys": 64, "width": 64, "columns": 64}, marks=slow),
-        {"rows": 33, "keys": 67, "width": 7, "columns": 3},
+        pytest.param({"rows": 33, "keys": 67, "width": 7, "columns": 3}, marks=slow),
         pytest.param({"rows": 17, "keys": 200, "width": 256, "columns": 5}, marks=slow),
         {"rows": 97, "keys": 2, "width": 33, "columns": 65, "batch": 3},
     ],
@@ -108,6 +108,7 @@ def test_heads_share_keys():
     )
 
 
+@slow
 def test_a_batch_shares_keys():
     inputs = [torch.randn(3, 2, 20, 8), *(torch.randn(1, 2, 40, 8) for _ in range(2))]
     mask = create_block_mask(lambda b, h, m, n: m + b >= n, 3, None, 20, 40, device="cpu", BLOCK_SIZE=16)
@@ -154,12 +155,15 @@ def test_masks_with_blocks():
     assert_one_kernel(lambda q, k, v: flex_attention(q, k, v, block_mask=mask, scale=0.3), qkv())
 
 
-@pytest.mark.parametrize("side", [16, pytest.param(48, marks=slow), pytest.param(128, marks=slow)])
+@pytest.mark.parametrize(
+    "side", [pytest.param(16, marks=slow), pytest.param(48, marks=slow), pytest.param(128, marks=slow)]
+)
 def test_sides_of_blocks(side):
     mask = blocks(lambda b, h, m, n: (m >= n) & (m - n < 40), 200, 200, side=side)
     assert_one_kernel(lambda q, k, v: flex_attention(q, k, v, block_mask=mask, return_lse=True), qkv(200, 200))
 
 
+@slow
 def test_documents_and_views_that_a_graph_makes():
     documents = torch.tensor([0] * 11 + [1] * 17 + [2] * 12)
 
@@ -181,6 +185,7 @@ def test_scores_are_changed_by_captured_tensors():
     assert_one_kernel(fn, qkv())
 
 
+@slow
 def test_scores_that_are_places():
     table = torch.randn(5)
 
@@ -256,7 +261,7 @@ sdpa = F.scaled_dot_product_attention
         {},
         {"rows": 1, "keys": 130},
         {"rows": 3, "keys": 130, "heads": 4, "groups": 2, "batch": 2},
-        {"rows": 130, "keys": 6},
+        pytest.param({"rows": 130, "keys": 6}, marks=slow),
     ],
     ids=str,
 )

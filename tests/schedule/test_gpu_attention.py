@@ -27,6 +27,7 @@ from ferrite.lower.graph import LoweredProgram, lower_module
 from ferrite.machines import AttentionBlocks, AttentionMachine
 from ferrite.schedule.plan import make_plan
 from ferrite.schedule.steps import Plan
+from tests.cases import seldom
 from tests.gpu_plans import MACHINE, run_plan, scheduling
 
 pytestmark = [
@@ -177,7 +178,7 @@ def test_gradients_of_the_logarithm():
     assert_as_eager(fn, qkv(), kernels=3)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", seldom([torch.bfloat16, torch.float16], torch.float16))
 def test_in_16_bits_scores_are_computed_in_32(dtype):
     mask = blocks(CAUSAL, 36, 40)
 
@@ -205,6 +206,7 @@ def test_functions_of_scores_are_quick_in_16_bits_alone(dtype):
     assert all(("libdevice.tanh(" in each) != is_short for each in sources)
 
 
+@pytest.mark.slow
 def test_documents_and_views_that_a_graph_makes():
     documents = torch.tensor([0] * 11 + [1] * 17 + [2] * 12)
 
