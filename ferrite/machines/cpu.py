@@ -91,12 +91,17 @@ class Machine:
     min_block_products: int = 1 << 19
     min_outer_blocks: int = 8  # blocks of rows, in all matrices of a batch, for threads to share these
     max_shared_panel_bytes: int = 1 << 25  # of a factor that is packed as a whole, for all threads
+    products_of_an_addition: int = 2  # that take as long as one addition with its loads and stores
 
     # --- attention: rows of a block, which share what they read of keys and values; keys that are gone through at once,
     # which cut sums: the same on every machine.
     # Queries, scores and results of a block are three tiles of 16 KiB, for rows of 64 elements. Not tried.
     attention_rows: int = 64
     attention_keys: int = 64
+    # Of a block with so few rows that vectors lie along keys and values: sums in registers, with what is multiplied
+    # beside them, and keys at once. Not tried with fewer than 32 registers.
+    few_row_sums: int = 16
+    few_row_keys: int = 8
     narrow_rows_cost: float = 1.05  # times as long take rows in narrower blocks, which share less; not tried
 
     # --- additions to tables, row by row
@@ -105,6 +110,14 @@ class Machine:
     row_vectors_at_once: int = 8  # kept in registers while the sources of a row are added; tried: 4 and 16 alike
     max_shares: int = 32  # of a table, one for a thread: each goes through all ids
     min_share_elements: int = 64  # of a row, for each share: going through the ids must be little beside it
+
+    # --- what is written, and read again: see `known.AnyMachine`
+    max_recomputed_additions: int = 12
+    max_recomputed_loads: int = 2
+    max_asked_windows: int = 32
+    min_tiled_elements: int = 8
+    min_reused_elements: int = 4096
+    max_held_product_bytes: int = 1 << 24
 
     # --- prefetching of rows, where the hardware does not
     min_prefetch_bytes: int = 1024  # of a row: a shorter one is there soon enough
@@ -137,6 +150,9 @@ class Machine:
     # table in `passes/freezing/layouts.py`).
     min_weight_layout_convolution: int = 1 << 21
     min_weight_layout_pointwise: int = 1 << 25
+    # Rows from which on another layout of a weight pays: a single one is multiplied at the speed of memory, however the
+    # weight lies (the table in `passes/freezing/layouts.py`).
+    min_layout_rows: int = 2
     # Keys up to which torch's kernel for attention is level with products while training: see `bench/attention.py`.
     max_training_attention_keys: int = 128
 
@@ -166,6 +182,17 @@ class Machine:
         if self.vector_bytes <= 16:
             return 4, self.registers // 8
         return (8, 3) if self.registers >= 32 else (4, 3)
+
+    def dot_tile(self, rows: int) -> tuple[int, int]:
+        """Rows, and columns beside each other, of a tile of sums each of which is a vector, for so many rows. A vector
+        of a factor is used four times; with more rows, lanes are added up for longer at the end of each sum."""
+        tall = min(rows, 4)
+        return tall, min(self.registers * 3 // 4 // tall, 8)
+
+    @property
+    def convolution_tile(self) -> tuple[int, int]:
+        """Places, and vectors of channels beside each other, of a tile of sums that registers hold."""
+        return 4, self.registers // 8
 
     @property
     def attention_tile(self) -> tuple[int, int]:

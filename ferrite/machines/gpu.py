@@ -252,6 +252,15 @@ class GpuMachine:
     min_grouped_launches: int = 4
     max_grouped_block: int = 4096
     max_bytes_between: int = 1 << 20
+    # What is written, and read again: see `known.AnyMachine`.
+    max_recomputed_additions: int = 12
+    max_recomputed_loads: int = 2
+    max_asked_windows: int = 32
+    min_tiled_elements: int = 8
+    min_reused_elements: int = 4096
+    max_held_product_bytes: int = 1 << 24
+    # Of the result of a product, from which on it is not to be there twice, padded and not.
+    min_bytes_in_rows: int = 32 << 20
     # Bytes that small kernels may keep which wait for the end of a program, to be one launch there.
     max_postponed_bytes: int = 16 << 20
     # Bytes that two runs must save over one: torch's allocator rounds large blocks up to 2 MB.

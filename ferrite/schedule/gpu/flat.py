@@ -23,7 +23,7 @@ from ferrite.schedule.loops.memory_order import crossing, ordered_axes
 def flat(rows: Sequence[Axis], body: Body, machine: GpuMachine) -> Body:
     indices = indices_at(body)
     order = ordered_axes(rows, indices)
-    across = crossing(order, indices) if len(order) > 1 else None
+    across = crossing(order, indices, machine) if len(order) > 1 else None
     if across is not None:
         return tiled(order, across, body, machine)
     axes, body = collapse(order, body)
