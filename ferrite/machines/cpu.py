@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ferrite.machines.any_machine import AnyMachine
 from ferrite.machines.beside_torch import (
     BESIDE_TORCH,
     EMBEDDING_COMPRESSION,
@@ -26,7 +27,7 @@ from ferrite.machines.beside_torch import (
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(AnyMachine):
     """One processor. What a field has by itself is a Neoverse N1's, which is below its successors and today's x86
     servers; vectors and caches are asked of the processor that code is made for (`targets/cpu.py`). The sizes of tiles
     decide no rounding."""
@@ -111,14 +112,6 @@ class Machine:
     max_shares: int = 32  # of a table, one for a thread: each goes through all ids
     min_share_elements: int = 64  # of a row, for each share: going through the ids must be little beside it
 
-    # --- what is written, and read again: see `known.AnyMachine`
-    max_recomputed_additions: int = 12
-    max_recomputed_loads: int = 2
-    max_asked_windows: int = 32
-    min_tiled_elements: int = 8
-    min_reused_elements: int = 4096
-    max_held_product_bytes: int = 1 << 24
-
     # --- prefetching of rows, where the hardware does not
     min_prefetch_bytes: int = 1024  # of a row: a shorter one is there soon enough
     max_prefetched_rows: int = 4  # of different tensors
@@ -127,10 +120,6 @@ class Machine:
     min_split_bytes: int = 1 << 16  # that two runs must save over one: one more native call costs a few microseconds
 
     # --- calls of torch, where one stands for several or several for one
-    # Below what was measured, so that what is taken by them pays on slower machines, too: two cores copy 6e10 bytes.
-    # The cost of a call was not measured by itself: what comes of it is the table in `passes/pre_grad/horizontal.py`.
-    call_seconds: float = 4e-6
-    copy_bytes_per_second: float = 1e10
     # Of matrix products in 32 bits, with all threads: two cores of an N1 have 6.2e10 in OpenBLAS, and can have 8e10.
     product_flops: float = 6e10
     # A stack and what takes it apart cost about half of a small call for each member, and 15 microseconds: tiny calls,

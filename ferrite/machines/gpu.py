@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ferrite.machines.any_machine import AnyMachine
 from ferrite.machines.gpu_attention import ATTENTION_BLOCKS, AttentionMachine
 from ferrite.tune import ProductConfig
 
@@ -70,7 +71,7 @@ PRODUCT_BLOCKS = ProductBlocks(
 
 
 @dataclass(frozen=True)
-class GpuMachine:
+class GpuMachine(AnyMachine):
     """The numbers are those of an H200; where one was measured, what was seen stands beside it.
 
     `threads` and `registers`: of one multiprocessor. `shared_bytes`: memory that its threads share. `cache_bytes`:
@@ -252,13 +253,6 @@ class GpuMachine:
     min_grouped_launches: int = 4
     max_grouped_block: int = 4096
     max_bytes_between: int = 1 << 20
-    # What is written, and read again: see `known.AnyMachine`.
-    max_recomputed_additions: int = 12
-    max_recomputed_loads: int = 2
-    max_asked_windows: int = 32
-    min_tiled_elements: int = 8
-    min_reused_elements: int = 4096
-    max_held_product_bytes: int = 1 << 24
     # Of the result of a product, from which on it is not to be there twice, padded and not.
     min_bytes_in_rows: int = 32 << 20
     # Bytes that small kernels may keep which wait for the end of a program, to be one launch there.
@@ -268,10 +262,8 @@ class GpuMachine:
 
     # --- calls of torch -----------------------------------------------------------------------------------------------
 
-    # What a launch takes, and what a copy reads and writes, for calls that are one instead of several. Below what was
-    # measured, so that one is taken where it pays on slower GPUs, too: four small kernels take 55 microseconds, and
-    # copies of 512 MB read and write 4.17e12 bytes a second.
-    call_seconds: float = 4e-6
+    # Below what was measured, so that one call is taken instead of several where it pays on slower GPUs, too: copies of
+    # 512 MB read and write 4.17e12 bytes a second.
     copy_bytes_per_second: float = 1e12
     matrix_speeds: MatrixSpeeds = MatrixSpeeds()
     # Launches of a run from which on they are a CUDA graph.
