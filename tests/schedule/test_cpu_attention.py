@@ -21,6 +21,7 @@ from ferrite.ir.program.interpret import Interpreter
 from ferrite.lower.graph import LoweredProgram, lower_module
 from ferrite.schedule.steps import Plan
 from tests.compare import assert_no_farther, assert_same_as_eager, compile_strict, reset
+from tests.flex_attention import CAUSAL, attention_within_documents, blocks, two_samples_of_three_documents
 from tests.schedule.plans import MACHINE, loops, make
 
 pytestmark = [
@@ -40,13 +41,6 @@ def qkv(
         torch.randn(batch, heads // groups, keys, width),
         torch.randn(batch, heads // groups, keys, columns),
     ]
-
-
-def blocks(mask: Callable[..., Any], rows: int, keys: int, heads: int | None = None, side: int = 32) -> Any:
-    return create_block_mask(mask, None, heads, rows, keys, device="cpu", BLOCK_SIZE=side)
-
-
-CAUSAL = lambda b, h, m, n: m >= n  # noqa: E731
 
 
 def listed(found: Any) -> list[torch.Tensor]:
@@ -165,15 +159,7 @@ def test_sides_of_blocks(side):
 
 @slow
 def test_documents_and_views_that_a_graph_makes():
-    documents = torch.tensor([0] * 11 + [1] * 17 + [2] * 12)
-
-    def fn(x, documents):
-        q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2) for part in x.chunk(3, -1))
-        same = lambda b, h, m, n: documents[b, m] == documents[b, n]  # noqa: E731
-        mask = create_block_mask(same, 2, None, 40, 40, device="cpu", BLOCK_SIZE=16)
-        return flex_attention(q, k, v, block_mask=mask).transpose(1, 2).flatten(2)
-
-    assert_one_kernel(fn, [torch.randn(2, 40, 96), documents.expand(2, -1).contiguous()])
+    assert_one_kernel(attention_within_documents, two_samples_of_three_documents())
 
 
 def test_scores_are_changed_by_captured_tensors():
