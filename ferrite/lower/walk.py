@@ -126,7 +126,7 @@ class Walk:
         as a view. It is copied for that anyway: now, so that who reads it too reads the copy, and what it is a part of
         can go."""
         fake = fake_value(node)
-        if not isinstance(fake, torch.Tensor) or not node in self.returned:
+        if not isinstance(fake, torch.Tensor) or node not in self.returned:
             return False
         own = storages_of(node)
         if not own or any(own & storages_of(operand) for operand in node.all_input_nodes):
