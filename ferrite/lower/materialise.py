@@ -35,6 +35,15 @@ def uses_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
     return uses
 
 
+def returned_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """What a graph returns, and what it returns views of."""
+    found = set(graph.output_node().all_input_nodes)
+    for node in reversed(graph.nodes):
+        if node in found and is_view(node):
+            found.update(node.all_input_nodes)
+    return found
+
+
 class SinceCall:
     """What was made since the last call: in memory, and pending."""
 
