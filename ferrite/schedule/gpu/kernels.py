@@ -15,6 +15,7 @@ from ferrite.schedule.fusion.groups import Group, bytes_about
 from ferrite.schedule.fusion.nests import Nest, nests_of
 from ferrite.schedule.gpu.attention import attention_kernel
 from ferrite.schedule.gpu.blocks import elements_of, warps_for, whole_elements, whole_lanes
+from ferrite.schedule.gpu.ends import with_ends
 from ferrite.schedule.gpu.flat import MAX_STEP, flat, is_strided
 from ferrite.schedule.gpu.kept_columns import KeptColumns, can_keep_columns, row_axes
 from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of, product_loops, product_of
@@ -247,8 +248,8 @@ def arranged(
             body += tuple(part.point) if is_plain else written_out(nest, part)
         return flat(rows, simplified(used(body)), machine)
     if column is not None and not tiles and not any(map(sorts, nests)):
-        return simplified(by_columns(rows, column, nests, parts, machine))
-    return simplified(by_rows(rows, tiles, nests, parts, machine, kept))
+        return with_ends(simplified(by_columns(rows, column, nests, parts, machine)))
+    return with_ends(simplified(by_rows(rows, tiles, nests, parts, machine, kept)))
 
 
 def is_short(nest: Nest, part: Parts, column: Axis | None, results: Axis | None) -> bool:

@@ -27,11 +27,9 @@ import torch
 
 from ferrite.graph import HALVES
 from ferrite.ir import (
-    STATES,
     ZERO,
     Axis,
     Cast,
-    Const,
     Expr,
     Index,
     Load,
@@ -75,6 +73,7 @@ from ferrite.schedule.loops.reductions import (
     Preparation,
     count_value,
     is_empty,
+    neutral_value,
     sums_exactly,
 )
 
@@ -471,12 +470,3 @@ def equal_pieces(extent: int, wanted: int) -> int:
     near = [count for count in range(wanted, 2 * wanted) if extent % count == 0]
     near += [count for count in range(wanted, wanted // 2, -1) if extent % count == 0]
     return near[0] if near else wanted
-
-
-def neutral_value(kind: str, dtype: torch.dtype) -> Const:
-    """What changes no state of a kind that it is combined with."""
-    if kind in ("any", "all"):
-        return const(kind == "all", dtype)
-    begin = STATES[kind].begin((dtype,))[0]
-    assert isinstance(begin, Const)
-    return begin

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ferrite.ir import Const, Expr, Index, IndexValue, Masked, Op, const, number
@@ -61,9 +63,10 @@ def folded_logic(item: Op) -> Expr:
 
 def answer_of(comparison: Op) -> bool | None:
     difference = difference_of(comparison)
-    if difference is None or difference.low is None or difference.high is None:
+    if difference is None:
         return None
-    low, high = difference.low, difference.high
+    low = -math.inf if difference.low is None else difference.low
+    high = math.inf if difference.high is None else difference.high
     match comparison.name:
         case "lt" | "ge":
             answer = True if high < 0 else False if low >= 0 else None
