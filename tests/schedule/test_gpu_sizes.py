@@ -8,8 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ferrite import backend
 from ferrite.codegen.triton import kernel_source, launch_of
-from tests.gpu_plans import TINY, assert_as_eager, plan_of
+from ferrite.machines import GpuMachine
+from ferrite.schedule.plan import make_plan
+from tests.gpu_plans import TINY, assert_as_eager, plan_of, run_plan, scheduling
 
 BF16 = torch.bfloat16
 
@@ -117,3 +120,67 @@ def test_a_count_that_is_not_known_divides_in_32_bits():
     (source,) = sources(function, made(4096, 1000))
     assert not re.search(r"tl.cast\(a\d+, tl.float64\)", source), "but the count itself"
     assert_as_eager(function, torch.randn(9, 21), machine=TINY, dynamic=True)
+
+
+# --- rows and columns of one tensor -----------------------------------------------------------------------------------
+
+FEW_PROGRAMS = GpuMachine(
+    multiprocessors=2,
+    row_programs=4,
+    shared_elements=64,
+    min_kept_columns=1,
+    kept_elements=256,
+    one_program_elements=64,
+)
+
+
+def norm_gradients(x, w, g):
+    return torch.ops.aten.native_layer_norm_backward(
+        g, x, x.shape[-1:], x.mean(-1, keepdim=True), x.std(-1, keepdim=True), w, w, [True, True, True]
+    )
+
+
+def softmax_gradient(x, w, g):
+    dx = torch.ops.aten._softmax_backward_data(g, x.softmax(-1), -1, x.dtype)
+    return dx, dx.amax(0), (dx * w).sum(0)
+
+
+W = torch.randn(24)
+
+
+def known_columns(function, rows, monkeypatch):
+    """The plan of a function for any number of rows, what it gives for some, and what eager gives."""
+    caught = []
+    compile_graph = backend.lower_graph
+
+    def lower(*about):
+        caught.append(compile_graph(*about))
+        return caught[-1]
+
+    monkeypatch.setattr(backend, "lower_graph", lower)
+    x, g = torch.randn(800, 24), torch.randn(800, 24)
+    for each in (x, g):
+        torch._dynamo.mark_dynamic(each, 0)
+    torch.compile(function, backend="ferrite", options={"strict": True}, fullgraph=True)(x, W, g)
+    (made,) = caught
+    plan = make_plan(made.program, {"cpu": scheduling(FEW_PROGRAMS)}, verify=True)
+    x, g = torch.randn(rows, 24), torch.randn(rows, 24)
+    return plan, run_plan(plan, [rows, x, g, W], made.objects), function(x, W, g)
+
+
+@pytest.mark.parametrize("function", [norm_gradients, softmax_gradient])
+@pytest.mark.parametrize("rows", [97, 17, 3])
+def test_rows_and_columns_of_a_tensor_are_one_kernel(function, rows, monkeypatch, fresh_compiler):
+    """Pieces of rows need not be equal, and some have none. The number of columns is known."""
+    plan, found, wanted = known_columns(function, rows, monkeypatch)
+    torch.testing.assert_close(found, list(wanted), rtol=1e-4, atol=1e-4)
+    assert len(plan.launches) == 2, "the last adds pieces up"
+    first = kernel_source(plan.launches[0].kernel, "kernel")
+    assert "for i1_1 in tl.range(0, tl.minimum(" in first
+    assert first.count("tl.store(") == 3
+
+
+def test_columns_that_nothing_bounds_are_another_kernel():
+    first, *_, last = sources(norm_gradients, made(4096, 1024), made(1024), made(4096, 1024))
+    assert "tl.range(" not in first
+    assert last.count("tl.store(") == 2

@@ -2,14 +2,15 @@
 
 Indices are mathematical integers; here they are 32 bits wide where bounds prove that no step leaves them, and 64
 elsewhere. Where sizes are not known, the elsewhere has a name in the source, `INDEX`: code is made for 32 bits, and for
-64 when sizes come of which the host sees that an index could leave 32 (`reach_of`). Triton divides towards zero, so a
+64 when sizes come of which the host sees that an index could leave 32 (`Reaches`). Triton divides towards zero, so a
 dividend that may be negative goes through a helper.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 from ferrite.ir import (
@@ -53,48 +54,54 @@ def widened(text: str, to: str = WIDE) -> str:
     return f"tl.cast({text}, {to})"
 
 
-def reach_of(index: Index, sizes: Collection[Symbol]) -> Index | None:
-    """No less than any magnitude that comes up while an index is computed, over the sizes of a kernel; None where
-    nothing bounds it. What counts programs is not counted: there are never too many for 32 bits."""
-    match index:
-        case Number():
-            return number(abs(index.value))
-        case Symbol():
-            known = index.low is not None and index.low >= 0
-            return (index if index in sizes else ZERO) if known else None
-        case Axis() | Data():
-            return reach_of(index.extent, sizes)
-        case Sum():
-            factors = [(abs(factor), item) for item, factor in index.terms]
-            return _total([*factors, (abs(index.constant), ONE)], sizes)
-        case Product():
-            found = ONE
-            for factor in index.factors:
-                reach = reach_of(factor, sizes)
-                if reach is None:
-                    return None
-                found = found * maximum(reach, ONE)
-            return found
-        case FloorDiv() | Mod():
-            return _total([(1, index.top), (1, index.bottom)], sizes)
-        case Min() | Max():
-            return _total([(1, item) for item in index.items], sizes)
-    return None
+class Reaches:
+    """How far from zero indices are, and what comes up while they are computed, over the sizes of a kernel: `found` are
+    numbers that none of it exceeds, where all is bounded."""
 
+    def __init__(self, sizes: Collection[Symbol]) -> None:
+        self.sizes = sizes
+        self.found: dict[Index, None] = {}
+        self.all_bounded = True
 
-def _total(parts: Sequence[tuple[int, Index]], sizes: Collection[Symbol]) -> Index | None:
-    total: Index = ZERO
-    for factor, item in parts:
-        reach = reach_of(item, sizes)
-        if reach is None:
-            return None
-        total = total + reach * factor
-    return total
+    @property
+    def is_beyond(self) -> Index:
+        """1 where some index could leave 32 bits, 0 where none can."""
+        if not self.all_bounded:
+            return ONE
+        return minimum(maximum(*self.found) // LIMIT, ONE) if self.found else ZERO
 
+    def add(self, index: Index) -> Index:
+        reach = self.of(index)
+        self.found[reach] = None
+        return reach
 
-def is_beyond(reaches: Collection[Index]) -> Index:
-    """1 where some index could leave 32 bits, 0 where none can."""
-    return minimum(maximum(*reaches) // LIMIT, ONE) if reaches else ZERO
+    def of(self, index: Index) -> Index:
+        """No less than the magnitude of an index and of all its partial sums; what it divides is `found`."""
+        match index:
+            case Number():
+                return number(abs(index.value))
+            case Symbol() if index.low is not None and index.low >= 0:
+                # other symbols count programs, of which there are never too many
+                return index if index in self.sizes else ZERO
+            case Axis() | Data():
+                return self.of(index.extent)
+            case Sum():
+                terms = [self.of(item) * abs(factor) for item, factor in index.terms]
+                return sum(terms, start=number(abs(index.constant)))
+            case Product():
+                return math.prod((maximum(self.of(factor), ONE) for factor in index.factors), start=ONE)
+            case FloorDiv():
+                top, bottom = self.add(index.top), self.add(index.bottom)
+                return top // bottom + 1 if isinstance(index.bottom, Number) else top
+            case Mod():
+                self.add(index.top)
+                return self.add(index.bottom)
+            case Min() if all(item.low is not None and item.low >= 0 for item in index.items):
+                return minimum(*map(self.of, index.items))
+            case Min() | Max():
+                return maximum(*map(self.of, index.items))
+        self.all_bounded = False
+        return ZERO
 
 
 class IndexText:

@@ -17,7 +17,7 @@ from ferrite.codegen.triton.barriers import Barriers
 from ferrite.codegen.triton.descriptors import described
 from ferrite.codegen.triton.grid import MAX_BLOCK_ELEMENTS, Spread, block_limit, spread_loops
 from ferrite.codegen.triton.grouped import print_choice
-from ferrite.codegen.triton.indices import INDEX, WIDE, is_beyond, is_narrow, reach_of
+from ferrite.codegen.triton.indices import INDEX, WIDE, Reaches, is_narrow
 from ferrite.codegen.triton.launch import DESCRIPTORS, EVEN, EVEN_ELEMENTS, NARROW, Block, power_of_two
 from ferrite.codegen.triton.module import EVICT_FIRST, INDENT, BlockAxis, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import filled, is_at_least_one, is_product, type_name
@@ -159,10 +159,10 @@ class Printer:
         module = self.module
         if module.index_type != INDEX:
             return ZERO
-        sizes = frozenset(kernel.sizes)
-        reaches = [reach_of(index, sizes) for index in module.wide_indices]
-        known = [each for each in reaches if each is not None]
-        beyond = is_beyond(known) if len(known) == len(reaches) else ONE
+        reaches = Reaches(frozenset(kernel.sizes))
+        for index in module.wide_indices:
+            reaches.add(index)
+        beyond = reaches.is_beyond
         types = {ZERO: "tl.int32", ONE: WIDE}.get(beyond, f"tl.int32 if {NARROW} else {WIDE}")
         self.index_type.append(f"{INDENT}{INDEX}: tl.constexpr = {types}")
         return ZERO if isinstance(beyond, Number) else beyond

@@ -22,22 +22,26 @@ from ferrite.schedule.loops.axes import Body, replaced
 from ferrite.schedule.loops.reductions import SPLIT_KINDS, neutral_value
 
 
-def with_ends(body: Body, kinds: Mapping[str, str] | None = None) -> Body:
-    """`kinds`: of the states around, by their first names."""
-    return tuple(ended(statement, kinds or {}) for statement in body)
+def with_ends(body: Body, kinds: Mapping[str, str] | None = None, lanes: frozenset[Axis] = frozenset()) -> Body:
+    """`kinds`: of the states around, by their first names; `lanes`: axes that have several values at once there, so
+    that a loop cannot end where one of them says."""
+    return tuple(ended(statement, kinds or {}, lanes) for statement in body)
 
 
-def ended(statement: Statement, kinds: Mapping[str, str]) -> Statement:
+def ended(statement: Statement, kinds: Mapping[str, str], lanes: frozenset[Axis]) -> Statement:
     match statement:
         case Accumulate():
             here = {state.names[0]: state.kind for state in statement.states}
-            return replace(statement, body=with_ends(statement.body, {**kinds, **here}))
-        case Loop(kind="reduction") if (end := end_of(statement, kinds)) is not None:
+            return replace(statement, body=with_ends(statement.body, {**kinds, **here}, lanes))
+        case Loop(kind="reduction") if (end := end_of(statement, kinds)) is not None and lanes.isdisjoint(end.atoms):
             shorter = axis(statement.axis.name, minimum(statement.axis.extent, maximum(end, ZERO)))
             body = tuple(replace(each, values=(each.values[0].value,)) for each in statement.body)  # type: ignore
             return replace(statement, axis=shorter, body=replaced(body, {statement.axis: shorter}))
-        case Loop() | When():
-            return replace(statement, body=with_ends(statement.body, kinds))
+        case Loop():
+            within = lanes | {statement.axis} if statement.lanes > 1 else lanes
+            return replace(statement, body=with_ends(statement.body, kinds, within))
+        case When():
+            return replace(statement, body=with_ends(statement.body, kinds, lanes))
     return statement
 
 

@@ -23,6 +23,7 @@ from ferrite.schedule.gpu.profit import kept_column, needs_kept_columns, without
 from ferrite.schedule.gpu.rows import by_columns, by_rows, sorts
 from ferrite.schedule.gpu.scatter import atomic, is_scatter
 from ferrite.schedule.gpu.simplify import simplified
+from ferrite.schedule.gpu.unknown_rows import in_row_pieces
 from ferrite.schedule.loops.axes import Body
 from ferrite.schedule.loops.frame import pointers_of, sizes_of
 from ferrite.schedule.loops.memory_order import inner_indices, vector_axes, vector_axis
@@ -142,6 +143,8 @@ def loads_of(name: str, body: Body, around: tuple[Loop, ...] = ()) -> list[tuple
 
 def kept_columns_of(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> KeptColumns | None:
     """The group as rows that are gone through while columns are kept, where it is one."""
+    if not group.rows and (cut := in_row_pieces(group.members, group.device)) is not None:
+        group = cut
     rows = group.rows
     if (column := kept_column(group.members, rows)) is not None:
         rows = without(rows, column)

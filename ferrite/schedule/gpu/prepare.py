@@ -61,7 +61,7 @@ from ferrite.schedule.gpu.blocks import power_above, power_below, whole_elements
 from ferrite.schedule.gpu.complex_parts import with_complex_parts
 from ferrite.schedule.gpu.narrow_doubles import with_narrow_doubles
 from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of
-from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
+from ferrite.schedule.gpu.row_pieces import MIN_ROWS, Cut, cut_of, in_pieces, is_reduced, related
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
 from ferrite.schedule.loops.attention import with_heads_as_rows
 from ferrite.schedule.loops.out_products import with_out_products
@@ -355,7 +355,7 @@ class GpuPreparation(Preparation):
                 each = operations[other]
                 if isinstance(each, Reduce) and along in each.reduced:
                     new[other] = list(self.columns_in_pieces(each, along, cut.pieces))
-                else:
+                elif isinstance(along.extent, Number):  # else see `unknown_rows`
                     new[other] = [in_pieces(each, along, cut.pieces)]
         return [each for place, operation in enumerate(operations) for each in new.get(place, [operation])]
 
@@ -385,13 +385,31 @@ class GpuPreparation(Preparation):
             return None
         if likely_points(seed.axes) > self.machine.kept_elements // 4:
             return None
-        cut = cut_of(reduced, self.machine.row_programs)
+        cut = cut_of(reduced, self.machine.row_programs) or self.cut_of_unknown(seed)
         return None if cut is None else (cut, cut_axes)
+
+    def cut_of_unknown(self, seed: Reduce) -> Cut | None:
+        """Pieces of rows that need not be equal, where columns fit into registers."""
+        along, *others = seed.reduced
+        if others or isinstance(along.extent, Number) or whole_elements(seed.axes) is None:
+            return None
+        pieces = min(self.machine.row_programs, power_below(likely(along.extent) // MIN_ROWS))
+        return Cut((), along, pieces) if pieces >= self.machine.multiprocessors else None
 
     def columns_in_pieces(self, operation: Reduce, along: Axis, pieces: int) -> Iterator[Reduce]:
         """A column reduction over the rows of each piece, then over the pieces."""
         (destination,) = operation.destinations
         assert destination is not None
+        if not isinstance(along.extent, Number):
+            outer, inner, values = self.cut_axis(operation, Cut((), along, pieces))
+            partial = self.made(operation, self.state_type(operation), outer)
+            part = replace(
+                operation, axes=(*outer, *operation.axes), reduced=(inner,), values=values, destinations=(partial,)
+            )
+            final = replace(operation, reduced=outer, values=(self.loaded(partial),), destinations=(destination,))
+            self.cut_already += [part, final]
+            yield from (part, final)
+            return
         cut = in_pieces(operation, along, pieces)
         assert isinstance(cut, Reduce)
         rest = along if pieces == 1 else [item for item in cut.reduced if item not in operation.reduced][-1]
