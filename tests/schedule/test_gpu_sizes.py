@@ -78,7 +78,7 @@ def test_pieces_end_where_rows_do():
     first, _ = sources(lambda x: x.sum(0), made(32768, 1024, dtype=BF16))
     (loop,) = re.findall(r"for i2_start in range\(0, (.*), 64\):", first)
     assert loop.startswith("tl.minimum(")
-    assert first.count("tl.where(") == 1
+    assert "tl.where(" not in first, "beyond the end zeros are loaded"
 
 
 @pytest.mark.parametrize("rows", [1000, 65, 7, 2])
