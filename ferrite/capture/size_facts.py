@@ -11,6 +11,7 @@ known of a program that has checked it: whoever gives such a symbol its value ha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,9 +49,10 @@ def _asserted_value(known: Any, symbol: Any) -> int | None:
 
 
 def likely_value(value: Number) -> Callable[[Any], int | None]:
-    """A function from the symbols in a size to what they may well be: the power of two below what was seen, and one
-    more where that is no multiple of 16, as rows that begin where a vector can be loaded are worth knowing. None where
-    nothing was. Coarse, so that what is decided by it, and kept by it, is the same for sizes that are near."""
+    """A function from the symbols in a size to what they may well be: the two highest binary digits of what was seen,
+    and as far as 16 the power of two that it is a multiple of, as rows that begin where a vector can be loaded are
+    worth knowing: 768 for 1008, 776 for 1000, 56 for 56. Of what is less than 16, the power of two below. None where
+    nothing was seen. Coarse, so that what is decided by it, and kept by it, is the same for sizes that are near."""
     seen = likely_values(value)
 
     def near(symbol: Any) -> int | None:
@@ -59,8 +61,14 @@ def likely_value(value: Number) -> Callable[[Any], int | None]:
             return None
         if found < 1:
             return None
-        below = 1 << (int(found).bit_length() - 1)
-        return below + 1 if below >= VECTOR_ELEMENTS and int(found) % VECTOR_ELEMENTS else below
+        seen_value = int(found)
+        below = 1 << (seen_value.bit_length() - 1)
+        if seen_value < VECTOR_ELEMENTS:
+            return below
+        first = below + (seen_value & below >> 1)
+        power = math.gcd(seen_value, VECTOR_ELEMENTS)
+        power = 1 if power == 2 else power  # twice that is a multiple of 16 no more often than of 1
+        return first if math.gcd(first, VECTOR_ELEMENTS) == power else first + power
 
     return near
 

@@ -69,12 +69,13 @@ class CudaSpelling:
         return (f"stream_of({device.index or 0})",)
 
     def launch_words(self, kernel: Kernel) -> tuple[Index, ...]:
-        """How many programs there are, where sizes decide that."""
+        """How many programs there are, where sizes decide that, and what code promises of sizes."""
         try:
-            programs = fixed_launch(kernel).programs
+            launch = fixed_launch(kernel)
         except NotGenerated:  # who compiles it says so
             return ()
-        return (programs,) if programs.atoms else ()
+        programs = (launch.programs,) if launch.programs.atoms else ()
+        return (*programs, *(word for _name, word in launch.promises))
 
     def launch_memory(self, kernel: Kernel) -> int:
         """For the table of a grouped kernel, or for descriptors."""

@@ -10,10 +10,12 @@ import torch
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from ferrite.ir import ZERO, axis, compare, const, index_value
 from ferrite.ir.expr import Masked, indices_of
 from ferrite.ir.index.algebra import Symbol, number, symbol
 from ferrite.ir.kernel.nodes import Kernel, Scratch, nodes_in, walk
 from ferrite.schedule.fusion.accesses import UNKNOWN_EXTENT, likely, step_of
+from ferrite.schedule.loops.conditions import known_value
 from ferrite.schedule.steps import Plan
 from tests.compare import assert_no_farther, compile_strict, compiled_graphs, reset
 from tests.lower.lowered import program_of
@@ -47,13 +49,37 @@ def test_a_size_is_likely_what_was_seen():
 
 
 @quick
-@pytest.mark.parametrize(("rows", "likely"), [(1000, 513), (600, 513), (513, 513), (512, 512), (1008, 512)])
-def test_likely_sizes_are_powers_of_two_or_one_more(rows, likely):
-    """So that what is decided, and kept in the cache, is the same for sizes that are near; one more says that a size is
-    no multiple of 16."""
+@pytest.mark.parametrize(("rows", "likely"), [(1000, 776), (808, 776), (600, 520), (513, 513), (512, 512), (1008, 768)])
+def test_likely_sizes_have_two_digits_and_say_what_they_are_multiples_of(rows, likely):
+    """So that what is decided, and kept in the cache, is the same for sizes that are near."""
     (kernel,) = symbolic(lambda x: x.sin(), torch.randn(rows, 12)).launches
     sizes = {index for index in kernel.sizes if isinstance(index, Symbol)}
     assert sorted(size.likely or 0 for size in sizes) == [8, likely]
+
+
+# --- conditions -------------------------------------------------------------------------------------------------------
+
+
+@quick
+def test_what_is_always_inside_of_a_window_is_not_asked():
+    """Places of windows of three, every second one, of a line of unknown length with one element beyond either end."""
+    n = symbol("n", 2, None)
+    i = axis("i", (n + 1) // 2)
+
+    def is_inside(place):
+        low, high = (
+            compare("ge", index_value(place), index_value(ZERO)),
+            compare("lt", index_value(place), index_value(n)),
+        )
+        return [known_value(low), known_value(high)]
+
+    always = const(True, torch.bool)
+    first, middle, last = map(is_inside, (2 * i - 1, 2 * i, 2 * i + 1))
+    assert middle == [always, always]
+    assert first[1] == last[0] == always
+    assert first[0] != always
+    assert last[1] != always, "it is not, where there are as many elements as an even number"
+    assert known_value(compare("eq", index_value(n), index_value(ZERO))) == const(False, torch.bool)
 
 
 # --- forms ------------------------------------------------------------------------------------------------------------

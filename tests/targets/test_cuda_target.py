@@ -357,3 +357,40 @@ def test_sizes_that_are_no_multiples_are_not_promised(gpu):
         x = torch.randn(rows, columns)
         assert_same([f(x)], [x.softmax(-1)])
     assert {tuple(each.request["aligned"]) for each in gpu.driver.functions.values()} == {(0, 1)}
+
+
+def test_indices_have_32_bits_until_sizes_come_that_need_more(gpu, monkeypatch):
+    """One source; code for 64 bits is made when it is needed."""
+    from ferrite.codegen.triton import emit, indices
+
+    def function(x):
+        return x.sum(0), (x * 2).softmax(-1), torch.arange(x.shape[0]) * 3
+
+    monkeypatch.setattr(indices, "LIMIT", 1 << 12)
+    emit.fixed_launch.cache_clear()
+    f = compiled(function, dynamic=True)
+    narrow = []
+    for rows, columns in ((6, 20), (7, 24), (90, 70), (100, 70), (8, 20)):
+        x = torch.randn(rows, columns)
+        assert_same(f(x), function(x))
+        narrow.append([each.request["constants"].get("NARROW") for each in gpu.driver.functions.values()])
+    emit.fixed_launch.cache_clear()
+    assert set(narrow[0]) == {1}
+    assert narrow[1] == narrow[0]
+    assert 0 in narrow[2]
+    assert narrow[4] == narrow[3] == narrow[2], "nothing is made twice"
+
+
+def test_products_of_sizes_are_promised_to_be_even_until_others_come(gpu):
+    """Of 24 x 24 images, rows of 576 begin where a vector can be loaded, though 24 is no multiple of 16."""
+
+    def function(x):
+        return x.sum((2, 3))
+
+    f = compiled(function, dynamic=True)
+    even = []
+    for side in (24, 28, 26, 24, 12):
+        x = torch.randn(2, 3, side, side)
+        assert_same([f(x)], [function(x)])
+        even.append({each.request["constants"]["EVEN_0"] for each in gpu.driver.functions.values()})
+    assert even == [{1}, {1}, {0, 1}, {0, 1}, {0, 1}]

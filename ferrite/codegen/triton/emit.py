@@ -41,7 +41,8 @@ def fixed_launch(kernel: Kernel) -> LaunchConfig:
     """How a kernel is started whose blocks are the same for all sizes: programs are counted over the sizes alone."""
     launch = launch_of(kernel, "kernel")
     blocks = {block: number(value) for block, value in launch.values(None).items()}
-    return replace(launch, programs=substitute(launch.programs, blocks))
+    promises = tuple((name, substitute(word, blocks)) for name, word in launch.promises)
+    return replace(launch, programs=substitute(launch.programs, blocks), promises=promises)
 
 
 def unsupported(kernel: Kernel) -> Refusal | None:
@@ -66,12 +67,13 @@ def written(kernel: Kernel, name: str, notes: Notes | None = None) -> Written:
     module = printer.module
     blocks = tuple(module.blocks.values())
     launch = LaunchConfig(name, kernel.arguments, kernel.sizes, blocks, programs, module.checks, kernel.warps)
-    launch = replace(launch, descriptors=len(module.descriptors))
+    launch = replace(launch, descriptors=len(module.descriptors), promises=printer.promises(kernel))
     arguments = [
         *(module.pointers[pointer.name] for pointer in kernel.pointers),
         *(module.atoms[size][0].text for size in kernel.sizes),
         *(["failure"] if module.checks else []),
         *(f"{block.name}: tl.constexpr" for block in blocks),
+        *(f"{promise}: tl.constexpr" for promise, _word in launch.promises),
         *([f"{DESCRIPTORS}: tl.constexpr"] if module.descriptors else []),
     ]
     if kernel.problems:

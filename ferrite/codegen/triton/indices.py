@@ -1,16 +1,41 @@
 """Index arithmetic as Triton source.
 
 Indices are mathematical integers; here they are 32 bits wide where bounds prove that no step leaves them, and 64
-elsewhere. Triton divides towards zero, so a dividend that may be negative goes through a helper.
+elsewhere. Where sizes are not known, the elsewhere has a name in the source, `INDEX`: code is made for 32 bits, and for
+64 when sizes come of which the host sees that an index could leave 32 (`Reaches`). Triton divides towards zero, so a
+dividend that may be negative goes through a helper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 
-from ferrite.ir import Atom, FloorDiv, Index, Max, Min, Mod, Number, Product, Sum
+from ferrite.ir import (
+    ONE,
+    ZERO,
+    Atom,
+    Axis,
+    Data,
+    FloorDiv,
+    Index,
+    Max,
+    Min,
+    Mod,
+    Number,
+    Product,
+    Sum,
+    Symbol,
+    maximum,
+    minimum,
+    number,
+)
 
 LIMIT = (1 << 31) - (1 << 14)  # room for the lanes of a block that lie beyond the extent
+WIDE = "tl.int64"
+INDEX = "INDEX"  # in the source: the type of indices that sizes decide about
 Look = Callable[[Atom], tuple[str, bool]]  # the text of an atom, and whether it is surely 64 bits wide
 
 
@@ -25,15 +50,72 @@ def is_narrow(index: Index) -> bool:
     return most is not None and most < LIMIT
 
 
-def widened(text: str) -> str:
-    return f"tl.cast({text}, tl.int64)"
+def widened(text: str, to: str = WIDE) -> str:
+    return f"tl.cast({text}, {to})"
+
+
+class Reaches:
+    """How far from zero indices are, and what comes up while they are computed, over the sizes of a kernel: `found` are
+    numbers that none of it exceeds, where all is bounded."""
+
+    def __init__(self, sizes: Collection[Symbol]) -> None:
+        self.sizes = sizes
+        self.found: dict[Index, None] = {}
+        self.all_bounded = True
+
+    @property
+    def is_beyond(self) -> Index:
+        """1 where some index could leave 32 bits, 0 where none can."""
+        if not self.all_bounded:
+            return ONE
+        return minimum(maximum(*self.found) // LIMIT, ONE) if self.found else ZERO
+
+    def add(self, index: Index) -> Index:
+        reach = self.of(index)
+        self.found[reach] = None
+        return reach
+
+    def of(self, index: Index) -> Index:
+        """No less than the magnitude of an index and of all its partial sums; what it divides is `found`."""
+        match index:
+            case Number():
+                return number(abs(index.value))
+            case Symbol() if index.low is not None and index.low >= 0:
+                # other symbols count programs, of which there are never too many
+                return index if index in self.sizes else ZERO
+            case Axis() | Data():
+                return self.of(index.extent)
+            case Sum():
+                terms = [self.of(item) * abs(factor) for item, factor in index.terms]
+                return sum(terms, start=number(abs(index.constant)))
+            case Product():
+                return math.prod((maximum(self.of(factor), ONE) for factor in index.factors), start=ONE)
+            case FloorDiv():
+                top, bottom = self.add(index.top), self.add(index.bottom)
+                return top // bottom + 1 if isinstance(index.bottom, Number) else top
+            case Mod():
+                self.add(index.top)
+                return self.add(index.bottom)
+            case Min() if all(item.low is not None and item.low >= 0 for item in index.items):
+                return minimum(*map(self.of, index.items))
+            case Min() | Max():
+                return maximum(*map(self.of, index.items))
+        self.all_bounded = False
+        return ZERO
 
 
 class IndexText:
-    """Prints indices. `atom` is asked for the text of what arithmetic does not look into."""
+    """Prints indices. `atom` is asked for the text of what arithmetic does not look into; `to`: the type of those that
+    need not have 32 bits; `named`: products that have names."""
 
-    def __init__(self, atom: Look, needs: Callable[[str], object]) -> None:
-        self.atom, self.needs = atom, needs
+    def __init__(
+        self,
+        atom: Look,
+        needs: Callable[[str], object],
+        to: str = WIDE,
+        named: Mapping[tuple[Index, ...], str] = MappingProxyType({}),
+    ) -> None:
+        self.atom, self.needs, self.to, self.named = atom, needs, to, named
 
     def text(self, index: Index) -> tuple[str, bool]:
         match index:
@@ -55,9 +137,9 @@ class IndexText:
         """In brackets where it must be, made 64 bits wide where it is not surely so."""
         text, is_wide = self.text(index)
         if wide and not is_wide:
-            return widened(text), True
+            return widened(text, self.to), True
         grouped = isinstance(index, Sum | Product | FloorDiv | Mod) or text.startswith("-")
-        return (f"({text})" if grouped else text), is_wide
+        return (f"({text})" if grouped and not text.isidentifier() else text), is_wide
 
     def sum(self, index: Sum) -> tuple[str, bool]:
         # Every partial sum must fit: one part may be of 64 bits, and what wrapped before it joins is lost.
@@ -82,7 +164,13 @@ class IndexText:
             most = reach(factor)
             total = None if total is None or most is None else total * max(most, 1)
         wide = total is None or total >= LIMIT
-        return " * ".join(self.operand(factor, wide)[0] for factor in index.factors), wide
+        left, texts = list(index.factors), []
+        for factors, name in self.named.items():
+            while not Counter(factors) - Counter(left):
+                texts.append(name)
+                for factor in factors:
+                    left.remove(factor)
+        return " * ".join([*(self.operand(factor, wide)[0] for factor in left), *texts]), wide
 
     def division(self, index: FloorDiv | Mod) -> tuple[str, bool]:
         top, top_wide = self.operand(index.top)

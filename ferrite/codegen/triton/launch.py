@@ -14,6 +14,9 @@ from ferrite.ir.kernel import Pointer
 MAX_PROGRAMS = (1 << 31) - 1  # of one dimension of a grid
 FAILURE_WORDS = 4  # number of the check that failed, or 0; the value; the extent; how many failed
 ALIGNMENT = "ALIGNMENT"  # a constant of a grouped kernel: what the addresses of its table are multiples of, in bytes
+NARROW = "NARROW"  # a constant: whether all indices fit into 32 bits
+EVEN = "EVEN_"  # the beginning of constants: whether a product of sizes is a multiple of 16
+EVEN_ELEMENTS = 16
 DESCRIPTORS = "DESCRIPTORS"  # a constant: whether blocks may be loaded by descriptors of what lies behind pointers
 DESCRIPTOR_BYTES = 128  # of memory for each that a program makes
 ELEMENTS_OF_A_WARP = 256
@@ -70,6 +73,8 @@ class LaunchConfig:
     grouped kernel, which has `rows`, they are a table of the pointers and rows (`ferrite.codegen.triton.grouped`), and
     the alignment of these pointers.
 
+    `promises`: constants that are 1 where a number over the sizes is a multiple of 16, else 0. Code is made for 1.
+
     `programs`: how many instances run, over the sizes and blocks. A check that fails writes its number, from 1 on, the
     value and the extent to the first words of the failure; what the kernel wrote is of no use then.
     """
@@ -83,6 +88,7 @@ class LaunchConfig:
     fixed_warps: int = 0  # what the kernel says; 0: by the size of its blocks
     rows: tuple[tuple[int, ...], ...] = ()
     descriptors: int = 0  # that a program makes
+    promises: tuple[tuple[str, Index], ...] = ()
 
     @property
     def memory(self) -> int:
@@ -99,6 +105,8 @@ class LaunchConfig:
     def constants(self, sizes: Sequence[int] | None) -> dict[str, int]:
         values = self.values(sizes)
         found = {block.name: values[block.symbol] for block in self.blocks}
+        for name, word in self.promises:
+            found[name] = int(sizes is None or evaluate(word, values) % EVEN_ELEMENTS == 0)
         return {**found, DESCRIPTORS: 1} if self.descriptors else found
 
     def instances(self, sizes: Sequence[int]) -> int:
@@ -113,7 +121,7 @@ class LaunchConfig:
             return self.fixed_warps
         elements = 1
         for name, size in self.constants(sizes).items():
-            elements *= size if name != DESCRIPTORS else 1
+            elements *= size if name not in (DESCRIPTORS, *dict(self.promises)) else 1
         return max(1, min(MAX_WARPS, power_of_two(elements) // ELEMENTS_OF_A_WARP))
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ferrite.codegen.triton.helpers import HELPERS
-from ferrite.codegen.triton.launch import ALIGNMENT, DESCRIPTORS, Block
+from ferrite.codegen.triton.indices import INDEX, WIDE, widened
+from ferrite.codegen.triton.launch import ALIGNMENT, DESCRIPTORS, NARROW, Block
 from ferrite.ir import Atom, Axis, Const, Data, Expr, Index, Number, Symbol
 from ferrite.ir.kernel import Loop, Notes
 
@@ -30,6 +31,8 @@ RESERVED = {
     "pid",
     ALIGNMENT,
     DESCRIPTORS,
+    INDEX,
+    NARROW,
     *HELPERS,
     *dir(builtins),
     *keyword.kwlist,
@@ -176,6 +179,9 @@ class Module:
     last_readers: dict[str, Loop] = field(default_factory=dict)
     loops: list[Loop] = field(default_factory=list)
     filled: dict[str, tuple[Const, tuple[Mask, ...]]] = field(default_factory=dict)
+    index_type: str = WIDE  # of indices that may not fit into 32 bits
+    even: dict[tuple[Index, ...], str] = field(default_factory=dict)  # products of sizes that are multiples of 16
+    wide_indices: dict[Index, None] = field(default_factory=dict)  # those that were printed
     describes: bool = False  # whether blocks are loaded by descriptors where that can be
     descriptors: dict[str, str] = field(default_factory=dict)  # their names, by what makes them
 
@@ -218,6 +224,9 @@ class Module:
             self.descriptors[text] = self.fresh(f"d{len(self.descriptors)}")
         return self.descriptors[text]
 
+    def widened(self, text: str) -> str:
+        return widened(text, self.index_type)
+
     def slot(self) -> Lines:
         """A place for lines that are known later."""
         lines: Lines = []
@@ -240,6 +249,8 @@ class Module:
         """An axis has a value from here on. What was computed of another one is not known any more."""
         if axis in self.atoms and self.atoms[axis][0] != value:
             self.known.clear()
+        if wide:
+            self.wide_indices[axis] = None
         self.atoms[axis] = value, wide
 
     def name_value(self, name: str, value: Value) -> None:

@@ -17,8 +17,8 @@ from ferrite.codegen.triton.barriers import Barriers
 from ferrite.codegen.triton.descriptors import described
 from ferrite.codegen.triton.grid import MAX_BLOCK_ELEMENTS, Spread, block_limit, spread_loops
 from ferrite.codegen.triton.grouped import print_choice
-from ferrite.codegen.triton.indices import is_narrow, widened
-from ferrite.codegen.triton.launch import DESCRIPTORS, Block, power_of_two
+from ferrite.codegen.triton.indices import INDEX, WIDE, Reaches, is_narrow
+from ferrite.codegen.triton.launch import DESCRIPTORS, EVEN, EVEN_ELEMENTS, NARROW, Block, power_of_two
 from ferrite.codegen.triton.module import EVICT_FIRST, INDENT, BlockAxis, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import filled, is_at_least_one, is_product, type_name
 from ferrite.codegen.triton.products import BlockProduct, block_product, factor
@@ -35,6 +35,7 @@ from ferrite.ir import (
     Index,
     Load,
     Number,
+    Product,
     Symbol,
     arithmetic_type,
     cast,
@@ -99,11 +100,16 @@ class Printer:
         for pointer in kernel.pointers:
             type_name(pointer.dtype)
             module.pointers[pointer.name] = module.fresh(pointer.name)
+        if not all(map(is_narrow, kernel.sizes)) and self.stated and not kernel.problems:
+            module.index_type = INDEX
+            self.index_type = module.slot()
         for size in () if kernel.problems else kernel.sizes:
             name, wide = module.fresh(size.name), not is_narrow(size)
             module.atoms[size] = Value(name), wide
             if wide:
-                module.line(f"{name} = {widened(name)}")
+                module.line(f"{name} = {module.widened(name)}")
+        if module.index_type == INDEX:
+            self.name_even_products(kernel)
         loops, body = spread_loops(kernel)
         blocks = [self.block_of(item.loop.axis.extent, item.most) if item.most > 1 else None for item in loops]
         counts = [_count(item.loop.axis.extent, block) for item, block in zip(loops, blocks, strict=True)]
@@ -123,6 +129,43 @@ class Printer:
         if not module.lines:
             module.line("pass")
         return total
+
+    def name_even_products(self, kernel: Kernel) -> None:
+        """Names for extents of blocks that are products of sizes, and multiples of 16 though no size need be one: rows
+        and masks of vectors begin and end with such."""
+        module = self.module
+        extents = dict.fromkeys(
+            item.axis.extent for item in walk(kernel.body) if isinstance(item, Loop) and item.lanes > 1
+        )
+        for extent in extents:
+            if not isinstance(extent, Product) or not all(isinstance(each, Symbol) for each in extent.factors):
+                continue
+            parts = [each.likely or 1 for each in extent.factors if isinstance(each, Symbol)]
+            if math.prod(parts) % EVEN_ELEMENTS == 0 and max(parts) < EVEN_ELEMENTS:
+                name = module.set("even", Evaluation(module, Scope()).index(extent)[0].text)
+                with module.indented(f"if {EVEN}{len(module.even)}:"):
+                    module.line(f"{name} = tl.multiple_of({name}, {EVEN_ELEMENTS})")
+                module.even[extent.factors] = name
+
+    def promises(self, kernel: Kernel) -> tuple[tuple[str, Index], ...]:
+        """What the host has to see to, as names of constants and numbers that are multiples of 16 where it holds."""
+        beyond = self.print_index_type(kernel)
+        even = tuple((f"{EVEN}{place}", math.prod(each, start=ONE)) for place, each in enumerate(self.module.even))
+        return (*even, (NARROW, beyond)) if beyond is not ZERO else even
+
+    def print_index_type(self, kernel: Kernel) -> Index:
+        """At the beginning, once all indices are printed: the type of those that sizes decide about. Gives 1 where one
+        of them leaves 32 bits, over the sizes: 0 where none can."""
+        module = self.module
+        if module.index_type != INDEX:
+            return ZERO
+        reaches = Reaches(frozenset(kernel.sizes))
+        for index in module.wide_indices:
+            reaches.add(index)
+        beyond = reaches.is_beyond
+        types = {ZERO: "tl.int32", ONE: WIDE}.get(beyond, f"tl.int32 if {NARROW} else {WIDE}")
+        self.index_type.append(f"{INDENT}{INDEX}: tl.constexpr = {types}")
+        return ZERO if isinstance(beyond, Number) else beyond
 
     def one_program(
         self, loops: list[Spread], blocks: list[Block | None], counts: list[Index], body: tuple[Statement, ...]
@@ -206,7 +249,7 @@ class Printer:
         if self.stated and _holds(block.most, axis.extent):
             return self.lanes(axis, block, "", scope, whole=True, empty=False)
         start, _ = Evaluation(self.module, scope).index(at)
-        base = start.text if is_narrow(axis) else widened(start.text)
+        base = start.text if is_narrow(axis) else self.module.widened(start.text)
         return self.lanes(axis, block, f"({base}) * {block.name}", scope, whole=False)
 
     def block_of(self, extent: Index, most: int) -> Block:
@@ -332,13 +375,13 @@ class Printer:
             done = self.module.fresh("done")
             with self.iterations(f"for {done} in range(0, {stop}, {block.name}):", loop):
                 self.module.line(f"{start} = ({stop} - 1) // {block.name} * {block.name} - {done}")
-                yield start if is_narrow(loop.axis) else widened(start)
+                yield start if is_narrow(loop.axis) else self.module.widened(start)
             return
         head = f"range(0, {stop}, {block.name})"
         if self.stated and loop.copies > 1:
             head = f"tl.range(0, {stop}, {block.name}, num_stages={loop.copies})"
         with self.iterations(f"for {start} in {head}:", loop):
-            yield start if is_narrow(loop.axis) else widened(start)
+            yield start if is_narrow(loop.axis) else self.module.widened(start)
 
     def product(self, product: BlockProduct, loop: Loop, scope: Scope) -> None:
         """What a loop adds up, by blocks of the two factors."""
@@ -404,7 +447,7 @@ class Printer:
     def number(self, axis: Axis, text: str) -> None:
         """An axis that is one number at a time."""
         wide = not is_narrow(axis)
-        text = widened(text) if wide else text
+        text = self.module.widened(text) if wide else text
         name = text if text.isidentifier() or text.isdigit() else self.module.set(axis.name, text)
         self.module.bind(axis, Value(name), wide)
 
@@ -433,7 +476,7 @@ class Printer:
         added = "[" + "None, " * dim + ":]" if dim else ""
         lanes = f"tl.arange(0, {block.name}){added}"
         wide = not is_narrow(axis)
-        text = f"{base} + {lanes}" if base else (widened(lanes) if wide else lanes)
+        text = f"{base} + {lanes}" if base else (self.module.widened(lanes) if wide else lanes)
         value = Value(self.module.set(axis.name, text), frozenset([dim]))
         self.module.bind(axis, value, wide)
         self.module.bases[axis] = base

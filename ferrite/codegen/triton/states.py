@@ -14,11 +14,12 @@ import torch
 from ferrite.codegen.triton.module import BlockAxis, Lines, Module, Scope, Value
 from ferrite.codegen.triton.operators import ALL, filled, type_name
 from ferrite.codegen.triton.values import Evaluation
-from ferrite.ir import STATES, Const, Local, bits_of, short
+from ferrite.ir import STATES, Cast, Const, Load, Local, bits_of, const, short
 from ferrite.ir.kernel import OWN, Accumulate, Loop, State, Statement, Update, inner, nodes_in, walk
 
 # Lanes of a block that one thread has side by side: 16 bytes of a 16-bit type are one load.
 LANES_TOGETHER = 8
+NOTHING = {"sum": 0.0, "amax": -math.inf, "amin": math.inf, "softmax": -math.inf}  # what changes no state of a kind
 Part = tuple[int, torch.dtype]  # the bits of a part of a state before any update, and its type
 
 
@@ -103,9 +104,17 @@ class Accumulators:
     def update(self, statement: Update, scope: Scope) -> None:
         found = self.open[statement.state]
         evaluation = Evaluation(self.module, scope)
+        loaded = loaded_number(statement) if scope.scan is None and found.state.kind in NOTHING else None
+        if loaded is not None:
+            nothing = const(NOTHING[found.state.kind], loaded.dtype)
+            evaluation.fillings.setdefault((loaded, scope.masks), nothing)
         given = [evaluation.value(value) for value in statement.values]
         values = self.lifted(found.state, given, scope)
         counted = evaluation.guard(scope.masks, scope.dims)
+        if loaded is not None and evaluation.key(loaded, scope.masks) in evaluation.known:
+            number = evaluation.get(loaded, scope.masks)
+            if number.dims == scope.dims and self.module.filled.get(number.text) == (nothing, scope.masks):
+                counted = None  # lanes that do not count have loaded what changes nothing
         if scope.scan is not None:
             self.prefixes(found, values, counted, scope, scope.scan)
             return
@@ -417,3 +426,12 @@ def _is_read(body: tuple[Statement, ...], state: State) -> bool:
     return any(
         isinstance(item, Local) and item.name in state.names for statement in walk(body) for item in nodes_in(statement)
     )
+
+
+def loaded_number(update: Update) -> Load | None:
+    """The float that a state is updated with, where that is as it was loaded, or in a wider type."""
+    (value, *more) = update.values
+    if isinstance(value, Cast) and value.dtype.is_floating_point and value.dtype.itemsize > value.arg.dtype.itemsize:
+        value = value.arg
+    is_float = value.dtype.is_floating_point and value.dtype.itemsize > 1
+    return value if isinstance(value, Load) and is_float and not more else None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ferrite.codegen.triton.indices import IndexText, is_narrow
+from ferrite.codegen.triton.indices import WIDE, IndexText, is_narrow
 from ferrite.codegen.triton.launch import Block
 from ferrite.codegen.triton.module import NO_DIMS, BlockAxis, Dims, Known, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import (
@@ -44,6 +44,7 @@ from ferrite.ir import (
     substitute,
 )
 
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 Masks = tuple[Mask, ...]
 Place = tuple[Value, tuple[Value, ...]]  # an index, and where what it read from memory is inside its extent
 
@@ -95,6 +96,8 @@ class Evaluation:
 
     def parts(self, item: Expr, masks: Masks) -> list[tuple[Expr, Masks]]:
         found = [(value, masks) for index in indices_of(item) for value in data_of(index)]
+        if isinstance(item, Op) and compares_indices(item):
+            return [(value, masks) for part in item.operands for index in indices_of(part) for value in data_of(index)]
         if not isinstance(item, Masked):
             return found + [(part, masks) for part in item.args]
         if self.key(item.mask, masks) not in self.known:
@@ -149,7 +152,10 @@ class Evaluation:
         return dims, [value.at(max(dims, default=-1) + 1) for value in values]
 
     def operation(self, item: Op, masks: Masks) -> Value:
-        values = [self.get(operand, masks) for operand in item.operands]
+        if compares_indices(item):
+            values = [self.compared(operand, masks) for operand in item.operands]
+        else:
+            values = [self.get(operand, masks) for operand in item.operands]
         dims, texts = self.together(*values)
         if rounds_apart(item, self.module.products):
             self.module.needs(APART[item.name])
@@ -162,6 +168,18 @@ class Evaluation:
             self.module.needs("quick_exp")
             return self.named(f"quick_exp({texts[0]})", dims)
         return self.named(operation(self.module.needs, item, texts, quick, self.module.at_least_one), dims)
+
+    def compared(self, item: Expr, masks: Masks) -> Value:
+        """An index beside another one, in the type that indices have here."""
+        if isinstance(item, Const):
+            return Value(constant(item))
+        assert isinstance(item, IndexValue)
+        key = ("compared", item)
+        if key not in self.known:
+            place, _ = self.index(item.index, masks)
+            self.known.set(key, place if place.text.isidentifier() else self.named(place.text, place.dims))
+        found: Value = self.known.get(key)
+        return found
 
     def random(self, item: Random, masks: Masks) -> Value:
         seed, places = self.get(item.seed, masks), [self.index(each, masks)[0] for each in (item.counter, item.stream)]
@@ -256,7 +274,11 @@ class Evaluation:
         dims = NO_DIMS.union(*(value.dims for value, _ in found.values()))
         rank = max(dims, default=-1) + 1
         look = {atom: (value.at(rank), wide) for atom, (value, wide) in found.items()}
-        text, _ = IndexText(look.__getitem__, self.module.needs).text(index)
+        text, wide = IndexText(look.__getitem__, self.module.needs, self.module.index_type, self.module.even).text(
+            index
+        )
+        if wide:
+            self.module.wide_indices[index] = None
         return Value(text, dims), tuple(inside)
 
     def datum(self, atom: Data, masks: Masks) -> tuple[Value, bool, Value]:
@@ -284,7 +306,8 @@ class Evaluation:
         self.module.needs("report")
         self.module.line(f"report(failure, {number}, {', '.join(texts)})")
         if not is_narrow(atom):
-            return value, True, inside
+            wide = value if self.module.index_type == WIDE else self.named(self.module.widened(value.text), value.dims)
+            return wide, True, inside
         return Value(self.module.set("at", f"tl.cast({value.text}, tl.int32)"), value.dims), False, inside
 
     def load(self, item: Load, masks: Masks) -> Value:
@@ -348,6 +371,14 @@ class Evaluation:
         places = [":" if place in kept else "None" for place in range(max(kept, default=-1) + 1)]
         text = tile.text if "None" not in places else f"{tile.text}[{', '.join(places)}]"
         return Value(text, frozenset(kept))
+
+
+def compares_indices(item: Op) -> bool:
+    """Whether it compares nothing but indices and numbers, which it need not have in 64 bits."""
+    places = [isinstance(each, IndexValue) and each.dtype is torch.int64 for each in item.operands]
+    numbers = [isinstance(each, Const) and each.dtype is torch.int64 for each in item.operands]
+    every = all(one or other for one, other in zip(places, numbers, strict=True))
+    return item.name in COMPARISONS and any(places) and every
 
 
 def filling(other: Const) -> str | None:

@@ -3,12 +3,13 @@
 Pointers become p0, p1 and so on, sizes s0, axes i0 in the order of the loops, scratch t0, local values a0. The order of
 pointers and sizes is the caller's, and stays. On a GPU, axes have the names of their depth: loops over one extent that
 follow each other have one axis, so that what both of them load is seen to be the same; and of what sizes are likely to
-be it is kept whether that is a multiple of 16 (as `likely=16`), since code is made for such ones.
+be it is kept which power of two they are multiples of, up to 16 (of 56, `likely=8`), since code is made for such ones.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -41,8 +42,8 @@ def canonical(kernel: Kernel, one: Mapping[str, str] | None = None) -> Kernel:
     one = one or {}
     names = _Names(by_depth=kernel.warps > 0)
     for size in kernel.sizes:
-        aligned = kernel.warps > 0 and size.likely and size.likely > 0 and size.likely % ALIGNED_ELEMENTS == 0
-        names.atoms[size] = symbol(names.new("s"), size.lowest, size.highest, ALIGNED_ELEMENTS if aligned else None)
+        power = math.gcd(size.likely or 1, ALIGNED_ELEMENTS) if kernel.warps > 0 else 1
+        names.atoms[size] = symbol(names.new("s"), size.lowest, size.highest, power if power > 1 else None)
     pointers = tuple(
         replace(each, name=names.give(each.name, "p"), access="both" if each.name in one.values() else each.access)
         for each in kernel.pointers

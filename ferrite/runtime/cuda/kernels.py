@@ -8,7 +8,8 @@ What is kept of a kernel is a line of JSON and the code behind it:
 Code is made for pointers that are multiples of 16 bytes: torch's memory begins at such places, and so does all that is
 planned inside of it. A tensor from outside may begin anywhere: for that the same source is compiled again, when such a
 tensor comes. So it is with sizes that rows lie apart by, where the first was a multiple of 16: rows of such a size
-begin where a vector can be loaded.
+begin where a vector can be loaded. And so it is with all else that code promises of sizes, as that indices fit into 32
+bits: the host program computes a word for it, which is a multiple of 16 where that holds.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ferrite.runtime.cuda import compile as triton_compiler
 from ferrite.runtime.cuda.workers import WORKERS
 from ferrite.runtime.host_code import Unit, functions_of, object_codes
 
-NARROW = 1 << 31
+MAX_INT32 = (1 << 31) - 1
 POINTER = ("u64", "b64")
 NUMBERS = {"i32": ("u32", "b32", "s32"), "i64": ("u64", "b64", "s64")}
 TYPES = {torch.bool: "i1", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -70,10 +71,11 @@ class CudaUnit:
 class CudaKernel:
     """Code for one kind of GPU. Its arguments are so many `pointers`, so many `sizes`, the memory for failures where it
     `checks`, and `scratch` pointers that Triton adds, and that nothing uses. `programs`: how many instances run; None
-    where the host program says that. `rows`: of a grouped kernel, whose one pointer is a table, what stands there
-    behind the addresses of each problem. `addresses`: how many there are in it. `memory`: the first scratch pointer is
-    memory for descriptors, behind all other arguments of a call. `request`: how to compile the same for other
-    pointers."""
+    where the host program says that. `promises`: constants of the source, each of which is about a word that the host
+    program computes, and has to be 0 where that is no multiple of 16. `rows`: of a grouped kernel, whose one pointer is
+    a table, what stands there behind the addresses of each problem. `addresses`: how many there are in it. `memory`:
+    the first scratch pointer is memory for descriptors, behind all other arguments of a call. `request`: how to compile
+    the same for other pointers."""
 
     entry: str
     threads: int
@@ -81,6 +83,7 @@ class CudaKernel:
     pointers: int
     sizes: int
     checks: bool
+    promises: Sequence[str]
     scratch: int
     programs: int | None
     rows: Sequence[Sequence[int]]
@@ -91,18 +94,26 @@ class CudaKernel:
 
     @property
     def promised(self) -> list[int]:
-        """Places of arguments that must be multiples of 16, pointers and sizes."""
-        return [place for place in self.request["aligned"] if place < self.pointers + self.sizes]
+        """Places of arguments that must be multiples of 16: pointers, sizes, and words behind them."""
+        given = [place for place in self.request["aligned"] if place < self.pointers + self.sizes]
+        return given + [place for place, name in self.words.items() if self.request["constants"][name]]
+
+    @property
+    def words(self) -> dict[int, str]:
+        """Constants that are promises, by the places of what they are about."""
+        return dict(enumerate(self.promises, self.pointers + self.sizes + (self.programs is None)))
 
     def without(self, places: Collection[int]) -> CudaKernel:
         """The same with no promise about some arguments. Where one is a pointer, or in a table, with no promise."""
         sizes = not self.rows and all(place >= self.pointers for place in places)
         kept = [place for place in self.request["aligned"] if sizes and place not in places]
         request = {**self.request, "aligned": kept}
+        broken = {name: 0 for place, name in self.words.items() if place in places}
+        request["constants"] = {**request["constants"], **broken}
         if self.rows:
             request["constants"] = {ALIGNMENT: 1}
         elif self.memory and not sizes:  # a descriptor is there for memory that begins where it should
-            request["constants"] = {**self.request["constants"], DESCRIPTORS: 0}
+            request["constants"] = {**request["constants"], DESCRIPTORS: 0}
         made = code_of([CudaUnit(name_of(request), request, facts_of(self))])
         return kernel_from(made[name_of(request)])
 
@@ -122,7 +133,7 @@ def unit_of(kernel: Kernel, processor: GpuKind) -> CudaUnit:
     made = written(kernel, f"kernel_{digest}")
     launch = made.launch
     types = [f"*{type_name(pointer.dtype)}" for pointer in launch.pointers]
-    types += ["i32" if size.high is not None and size.high < NARROW else "i64" for size in launch.sizes]
+    types += ["i32" if size.high is not None and size.high <= MAX_INT32 else "i64" for size in launch.sizes]
     types += ["*i64"] if launch.checks else []
     constants = launch.constants(None)
     types += ["constexpr"] * len(constants)
@@ -167,6 +178,7 @@ def launch_facts(launch: LaunchConfig) -> dict[str, Any]:
         "pointers": 1 if launch.rows else len(launch.pointers),
         "sizes": len(launch.sizes),
         "checks": bool(launch.checks),
+        "promises": [name for name, _word in launch.promises],
         "programs": launch.programs.value if isinstance(launch.programs, Number) else None,
         "rows": launch.rows,
         "addresses": len(launch.pointers) if launch.rows else 0,
@@ -175,7 +187,7 @@ def launch_facts(launch: LaunchConfig) -> dict[str, Any]:
 
 
 def facts_of(kernel: CudaKernel) -> dict[str, Any]:
-    names = ("pointers", "sizes", "checks", "programs", "rows", "addresses", "memory")
+    names = ("pointers", "sizes", "checks", "promises", "programs", "rows", "addresses", "memory")
     return {name: getattr(kernel, name) for name in names}
 
 
@@ -310,7 +322,8 @@ def writer_of(words: int, processor: GpuKind) -> CudaUnit:
         "options": {**OPTIONS, "num_warps": 1},
         **asdict(processor),
     }
-    facts = {"pointers": 1, "sizes": words, "checks": False, "programs": 1, "rows": (), "addresses": 0, "memory": False}
+    facts = {"pointers": 1, "sizes": words, "checks": False, "promises": (), "programs": 1}
+    facts |= {"rows": (), "addresses": 0, "memory": False}
     return CudaUnit(name_of(request), request, facts)
 
 

@@ -61,7 +61,7 @@ class PreparedLaunch:
     @property
     def promised(self) -> dict[int, tuple[int, int]]:
         """What the kernel takes for multiples of 16, by places; those in its table come after its arguments."""
-        arguments = {place: self.given[place] for place in self.kernel.promised}
+        arguments = {place: self.call.arguments[place] for place in self.kernel.promised}
         if self.kernel.request["aligned"]:
             arguments |= dict(enumerate(self.in_table, len(self.given)))
         return arguments

@@ -23,6 +23,7 @@ from ferrite.ir import (
     Data,
     Index,
     Number,
+    Product,
     Sum,
     Symbol,
     add,
@@ -285,7 +286,8 @@ def mixed_radix(index: Index, rows: set[Axis]) -> bool:
 
 
 def counterparts(left: Index, right: Index) -> Iterator[tuple[Axis, Axis]]:
-    """Axes that do the same in two coordinates: `128*i + j + 1` and `128*k + l + 1` have i and k, j and l."""
+    """Axes that do the same in two coordinates: `128*i + j + 1` and `128*k + l + 1` have i and k, j and l, as `n*i + j`
+    and `n*k + l` have."""
     (constant, terms), (other_constant, others) = constant_and_terms(left), constant_and_terms(right)
     if constant != other_constant or terms.keys() != others.keys():
         return
@@ -295,9 +297,22 @@ def counterparts(left: Index, right: Index) -> Iterator[tuple[Axis, Axis]]:
             yield item, other
 
 
-def constant_and_terms(coordinate: Index) -> tuple[int, dict[int, Index]]:
-    """The terms by their factors; nothing where two have the same."""
+def constant_and_terms(coordinate: Index) -> tuple[int, dict[tuple[int, Index], Index]]:
+    """The terms by their factors, of which sizes are part; nothing where two have the same."""
     if not isinstance(coordinate, Sum):
-        return 0, {1: coordinate}
-    by_factor = {factor: item for item, factor in coordinate.terms}
+        return 0, {(1, ONE): coordinate}
+    by_factor: dict[tuple[int, Index], Index] = {}
+    for item, factor in coordinate.terms:
+        sizes, rest = without_sizes(item)
+        by_factor[factor, sizes] = rest
     return coordinate.constant, by_factor if len(by_factor) == len(coordinate.terms) else {}
+
+
+def without_sizes(item: Index) -> tuple[Index, Index]:
+    """A product of one axis and sizes as these and the axis."""
+    if isinstance(item, Product):
+        axes = [each for each in item.factors if isinstance(each, Axis)]
+        sizes = [each for each in item.factors if not isinstance(each, Axis)]
+        if len(axes) == 1 and all(isinstance(atom, Symbol) for each in sizes for atom in each.atoms):
+            return math.prod(sizes, start=ONE), axes[0]
+    return ONE, item

@@ -15,6 +15,7 @@ from ferrite.schedule.fusion.groups import Group, bytes_about
 from ferrite.schedule.fusion.nests import Nest, nests_of
 from ferrite.schedule.gpu.attention import attention_kernel
 from ferrite.schedule.gpu.blocks import elements_of, warps_for, whole_elements, whole_lanes
+from ferrite.schedule.gpu.ends import with_ends
 from ferrite.schedule.gpu.flat import flat, is_strided
 from ferrite.schedule.gpu.kept_columns import KeptColumns, can_keep_columns, row_axes
 from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of, product_loops, product_of
@@ -22,6 +23,7 @@ from ferrite.schedule.gpu.profit import kept_column, needs_kept_columns, without
 from ferrite.schedule.gpu.rows import by_columns, by_rows, sorts
 from ferrite.schedule.gpu.scatter import atomic, is_scatter
 from ferrite.schedule.gpu.simplify import simplified
+from ferrite.schedule.gpu.unknown_rows import in_row_pieces
 from ferrite.schedule.loops.axes import Body
 from ferrite.schedule.loops.frame import pointers_of, sizes_of
 from ferrite.schedule.loops.memory_order import inner_indices, vector_axes, vector_axis
@@ -136,6 +138,8 @@ def loads_of(name: str, body: Body, around: tuple[Loop, ...] = ()) -> list[tuple
 
 def kept_columns_of(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> KeptColumns | None:
     """The group as rows that are gone through while columns are kept, where it is one."""
+    if not group.rows and (cut := in_row_pieces(group.members, group.device)) is not None:
+        group = cut
     rows = group.rows
     if (column := kept_column(group.members, rows)) is not None:
         rows = without(rows, column)
@@ -242,8 +246,8 @@ def arranged(
             body += tuple(part.point) if is_plain else written_out(nest, part)
         return flat(rows, simplified(used(body)), machine)
     if column is not None and not tiles and not any(map(sorts, nests)):
-        return simplified(by_columns(rows, column, nests, parts, machine))
-    return simplified(by_rows(rows, tiles, nests, parts, machine, kept))
+        return with_ends(simplified(by_columns(rows, column, nests, parts, machine)))
+    return with_ends(simplified(by_rows(rows, tiles, nests, parts, machine, kept)))
 
 
 def is_short(nest: Nest, part: Parts, column: Axis | None, results: Axis | None, machine: GpuMachine) -> bool:

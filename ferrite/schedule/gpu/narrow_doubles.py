@@ -4,7 +4,8 @@
 
 Statistics are lowered in double precision, which a processor has for nothing; a GPU divides them in forty instructions,
 at every element that reads them. A sum, product, quotient or root of numbers of 32 bits that is rounded to 53 bits, and
-then to 24, is the one that is rounded to 24 at once.
+then to 24, is the one that is rounded to 24 at once. What is made of sizes alone, as the number of elements of a mean
+is, is rounded to 24 bits before it divides, as eager does.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from dataclasses import replace
 
 import torch
 
-from ferrite.ir import OPERATORS, Cast, Const, Expr, Load, Op, cast, const, nodes_of, op, rewrite_nodes
+from ferrite.ir import OPERATORS, Cast, Const, Expr, Load, Op, Symbol, cast, const, nodes_of, op, rewrite_nodes
 from ferrite.ir.program import Compute, Operation, Program, Reduce, Store, reads, writes
+from ferrite.schedule.loops.conditions import known_value
 
 ROUNDED_ALIKE = ("add", "sub", "mul", "div", "sqrt")
 FOLDED = (*ROUNDED_ALIKE, "maximum", "minimum")
@@ -28,7 +30,7 @@ def with_narrow_doubles(program: Program, device: str) -> Program:
     def simpler(item: Expr) -> Expr:
         if isinstance(item, Load) and item.buffer in narrow:
             return cast(Load.intern(item.buffer, item.coordinates, NARROW), WIDE)
-        return folded(item)
+        return folded(known_value(item))
 
     operations = tuple(rewritten(each, simpler, narrow) for each in program.operations)
     buffers = tuple(replace(each, dtype=NARROW) if each.name in narrow else each for each in program.buffers)
@@ -92,10 +94,15 @@ def folded(item: Expr) -> Expr:
         return same
     wide = item.arg
     if isinstance(wide, Op) and wide.dtype is WIDE and wide.name in ROUNDED_ALIKE:
-        operands = [narrowed(each) for each in wide.operands]
+        operands = [narrowed(each) or narrowed_size(each) for each in wide.operands]
         if None not in operands:
             return op(wide.name, *(each for each in operands if each is not None))
     return item
+
+
+def narrowed_size(item: Expr) -> Expr | None:
+    """A double that is the same for all elements, as one of 32 bits."""
+    return cast(item, NARROW) if not item.loads and all(isinstance(atom, Symbol) for atom in item.atoms) else None
 
 
 def narrowed(item: Expr) -> Expr | None:

@@ -27,11 +27,9 @@ import torch
 
 from ferrite.graph import HALVES
 from ferrite.ir import (
-    STATES,
     ZERO,
     Axis,
     Cast,
-    Const,
     Expr,
     Index,
     Load,
@@ -75,6 +73,7 @@ from ferrite.schedule.loops.reductions import (
     Preparation,
     count_value,
     is_empty,
+    neutral_value,
     sums_exactly,
 )
 
@@ -354,7 +353,7 @@ class GpuPreparation(Preparation):
                 each = operations[other]
                 if isinstance(each, Reduce) and along in each.reduced:
                     new[other] = list(self.columns_in_pieces(each, along, cut.pieces))
-                else:
+                elif isinstance(along.extent, Number):  # else see `unknown_rows`
                     new[other] = [in_pieces(each, along, cut.pieces)]
         return [each for place, operation in enumerate(operations) for each in new.get(place, [operation])]
 
@@ -384,13 +383,31 @@ class GpuPreparation(Preparation):
             return None
         if likely_points(seed.axes) > self.machine.kept_elements // 4:
             return None
-        cut = cut_of(reduced, self.machine.row_programs, self.machine.min_piece_rows)
+        cut = cut_of(reduced, self.machine.row_programs, self.machine.min_piece_rows) or self.cut_of_unknown(seed)
         return None if cut is None else (cut, cut_axes)
+
+    def cut_of_unknown(self, seed: Reduce) -> Cut | None:
+        """Pieces of rows that need not be equal, where columns fit into registers."""
+        along, *others = seed.reduced
+        if others or isinstance(along.extent, Number) or whole_elements(seed.axes) is None:
+            return None
+        pieces = min(self.machine.row_programs, power_below(likely(along.extent) // self.machine.min_piece_rows))
+        return Cut((), along, pieces) if pieces >= self.machine.multiprocessors else None
 
     def columns_in_pieces(self, operation: Reduce, along: Axis, pieces: int) -> Iterator[Reduce]:
         """A column reduction over the rows of each piece, then over the pieces."""
         (destination,) = operation.destinations
         assert destination is not None
+        if not isinstance(along.extent, Number):
+            outer, inner, values = self.cut_axis(operation, Cut((), along, pieces))
+            partial = self.made(operation, self.state_type(operation), outer)
+            part = replace(
+                operation, axes=(*outer, *operation.axes), reduced=(inner,), values=values, destinations=(partial,)
+            )
+            final = replace(operation, reduced=outer, values=(self.loaded(partial),), destinations=(destination,))
+            self.cut_already += [part, final]
+            yield from (part, final)
+            return
         cut = in_pieces(operation, along, pieces)
         assert isinstance(cut, Reduce)
         rest = along if pieces == 1 else [item for item in cut.reduced if item not in operation.reduced][-1]
@@ -469,12 +486,3 @@ def equal_pieces(extent: int, wanted: int) -> int:
     near = [count for count in range(wanted, 2 * wanted) if extent % count == 0]
     near += [count for count in range(wanted, wanted // 2, -1) if extent % count == 0]
     return near[0] if near else wanted
-
-
-def neutral_value(kind: str, dtype: torch.dtype) -> Const:
-    """What changes no state of a kind that it is combined with."""
-    if kind in ("any", "all"):
-        return const(kind == "all", dtype)
-    begin = STATES[kind].begin((dtype,))[0]
-    assert isinstance(begin, Const)
-    return begin

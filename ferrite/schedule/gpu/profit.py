@@ -14,6 +14,7 @@ from ferrite.schedule.fusion.members import Member, against_the_grain, is_in_pie
 from ferrite.schedule.gpu.blocks import whole_elements
 from ferrite.schedule.gpu.kept_columns import can_keep_columns, is_column_piece
 from ferrite.schedule.gpu.products import is_product, reason_apart
+from ferrite.schedule.gpu.unknown_rows import in_row_pieces
 
 
 def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: GpuMachine) -> Refusal | None:
@@ -36,6 +37,8 @@ def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: GpuMac
             return Refusal("columns are reduced in pieces, which programs share")
         if is_in_pieces(member, rows):
             return Refusal("columns are reduced in pieces, which programs share")
+        if not rows and can_keep_columns_of_pieces(members, machine):
+            return None
         count = likely_points(rows)
         longest = max(each.points for each in members) // max(count, 1)
         if count < machine.multiprocessors and longest > machine.one_program_elements:
@@ -43,6 +46,12 @@ def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: GpuMac
     if (column := kept_column(members, rows)) is not None and can_keep_columns(members, without(rows, column), machine):
         return None
     return against_the_grain(members, rows)
+
+
+def can_keep_columns_of_pieces(members: list[Member], machine: GpuMachine) -> bool:
+    """The same where pieces of rows end where these do."""
+    cut = in_row_pieces(members)
+    return cut is not None and can_keep_columns(cut.members, cut.rows, machine)
 
 
 def only_reads_a_line(group: Group, member: Member, machine: GpuMachine) -> bool:

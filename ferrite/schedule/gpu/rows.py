@@ -23,6 +23,7 @@ from ferrite.ir import (
     Symbol,
     axis,
     compare,
+    flat_extent,
     index_value,
     minimum,
     nodes_of,
@@ -74,8 +75,8 @@ def by_rows(
 def likely_row(nests: Sequence[Nest]) -> int | None:
     """Lanes that are likely to hold a row of unknown length, which every loop goes through."""
     loops = [nest for nest in nests if nest.axes]
-    extents = {item.extent for nest in loops for item in nest.axes}
-    if len(extents) != 1 or any(nest.ordered or len(nest.axes) > 1 for nest in loops):
+    extents = {flat_extent(item.extent for item in nest.axes) for nest in loops}
+    if len(extents) != 1 or any(nest.ordered for nest in loops):
         return None
     (extent,) = extents
     if extent.high is not None or not all(isinstance(atom, Symbol) and atom.likely for atom in extent.atoms):
@@ -96,7 +97,7 @@ def by_length(body: Body, lanes: int) -> Body:
     and for a longer one. Which of the two is the same for all programs."""
     loops = [item for item in walk(body) if isinstance(item, Loop)]
     extent, *others = {loop.axis.extent for loop in loops}
-    if others:
+    if others or any(isinstance(item, Loop) for loop in loops for item in walk(loop.body)):
         return body
     shorter = {loop.axis: axis(loop.axis.name, minimum(extent, number(lanes))) for loop in loops}
     length = index_value(extent)

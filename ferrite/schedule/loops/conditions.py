@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from ferrite.ir import Const, Expr, Index, IndexValue, Masked, Op, const, number
+from ferrite.ir import (
+    ONE,
+    ZERO,
+    Axis,
+    Const,
+    Expr,
+    FloorDiv,
+    Index,
+    IndexValue,
+    Masked,
+    Number,
+    Op,
+    Sum,
+    add,
+    const,
+    number,
+)
 
+MAX_STEPS = 4  # by which an index is made one that has bounds
 # A comparison of d with 0, as `d + shift < 0` or its opposite: it changes where that does.
 SHIFTS = {"lt": (0,), "ge": (0,), "le": (-1,), "gt": (-1,), "eq": (0, -1), "ne": (0, -1)}
 
@@ -59,11 +78,38 @@ def folded_logic(item: Op) -> Expr:
     return item
 
 
+def bound_of(index: Index, up: bool) -> float:
+    """What an index is no less than, or no more than, inside of the loops that it counts: `2*i - s0` is less than zero
+    where i stops at `(s0 + 1)//2`."""
+    for _ in range(MAX_STEPS):
+        bound = index.high if up else index.low
+        if bound is not None:
+            return bound
+        index, before = add(towards(*term, up) for term in terms_of(index)), index
+        if index is before:
+            break
+    return math.inf if up else -math.inf
+
+
+def terms_of(index: Index) -> list[tuple[Index, int]]:
+    return [*index.terms, (ONE, index.constant)] if isinstance(index, Sum) else [(index, 1)]
+
+
+def towards(item: Index, factor: int, up: bool) -> tuple[Index, int]:
+    """A term, times its factor, as one that is no less, or no more: an axis as its end, a quotient as what it is of."""
+    grows = (factor > 0) == up
+    if isinstance(item, Axis):
+        return (item.extent - 1, factor) if grows else (ZERO, factor)
+    if isinstance(item, FloorDiv) and isinstance(item.bottom, Number) and factor % item.bottom.value == 0:
+        return (item.top if grows else item.top - (item.bottom.value - 1)), factor // item.bottom.value
+    return item, factor
+
+
 def answer_of(comparison: Op) -> bool | None:
     difference = difference_of(comparison)
-    if difference is None or difference.low is None or difference.high is None:
+    if difference is None:
         return None
-    low, high = difference.low, difference.high
+    low, high = (bound_of(difference, up) for up in (False, True))
     match comparison.name:
         case "lt" | "ge":
             answer = True if high < 0 else False if low >= 0 else None

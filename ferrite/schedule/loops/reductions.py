@@ -16,9 +16,11 @@ from dataclasses import replace
 import torch
 
 from ferrite.ir import (
+    STATES,
     ZERO,
     Axis,
     Cast,
+    Const,
     Expr,
     Index,
     Load,
@@ -282,3 +284,12 @@ def digits(dtype: torch.dtype) -> int:
 
 def count_value(many: Index, dtype: torch.dtype) -> Expr:
     return const(many.value, dtype) if isinstance(many, Number) else cast(index_value(many), dtype)
+
+
+def neutral_value(kind: str, dtype: torch.dtype) -> Const:
+    """What changes no state of a kind that it is combined with."""
+    if kind in ("any", "all"):
+        return const(kind == "all", dtype)
+    begin = STATES[kind].begin((dtype,))[0]
+    assert isinstance(begin, Const)
+    return begin
