@@ -5,7 +5,7 @@ Loops write a result as the forecast says. These are called in eager then, so th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from ferrite.errors import Refusal
 from ferrite.graph import HALVES, MetadataUpdater, fake_value, is_elementwise, no_guards, same_number, same_sizes
-from ferrite.ir import ONE, ZERO, Index, contiguous_strides
+from ferrite.ir import ZERO, Index, contiguous_strides
 from ferrite.lower.concat_strides import suggested_order
 from ferrite.lower.eager_strides import Placed, Undecided
 from ferrite.lower.sizes import Sizes, UnknownSize
@@ -23,7 +23,6 @@ aten = torch.ops.aten
 CPU = torch.device("cpu")
 SCALED = (aten.add.Tensor, aten.sub.Tensor)
 SCATTERS = (aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default)
-COMMUTATIVE = (aten.mul.Tensor, aten.add.Tensor, aten.maximum.default, aten.minimum.default)
 
 # Eager goes by the order of the operands' strides, the forecast by something else where they differ.
 BY_ALL_OPERANDS = frozenset(
@@ -61,13 +60,6 @@ class OperandLayout:
     device: torch.device = CPU
 
     @property
-    def is_one_element(self) -> bool:
-        """Whether one element is spread over all places."""
-        return bool(self.sizes) and all(
-            stride is ZERO or size is ONE for size, stride in zip(self.sizes, self.strides, strict=True)
-        )
-
-    @property
     def is_contiguous(self) -> bool:
         return same_strides(self.sizes, self.strides, contiguous_strides(self.sizes))
 
@@ -99,20 +91,16 @@ def known_order(sizes: tuple[Index, ...], strides: tuple[Index, ...]) -> tuple[i
         return None
 
 
-def may_be_misforecast(target: Any, operands: Sequence[torch.Tensor]) -> bool:
+def may_be_misforecast(target: Any) -> bool:
     """Whether `misforecast` is worth asking: most operators are forecast right."""
     packet = getattr(target, "overloadpacket", None)
-    if packet in BY_ALL_OPERANDS or packet in BY_ONE_OPERAND or packet is aten.angle:
-        return True
-    return len(operands) > 1 and operands[0].dtype in HALVES and 0 in operands[0].stride()
+    return packet in BY_ALL_OPERANDS or packet in BY_ONE_OPERAND or packet is aten.angle
 
 
 def misforecast(target: Any, operands: Iterable[OperandLayout]) -> Refusal | None:
     """Why a result would not have eager's strides; None where it has."""
     packet, operands = getattr(target, "overloadpacket", None), list(operands)
-    if starts_with_one_element(target, operands):
-        wrong = not all(each.is_contiguous for each in operands[1:])
-    elif packet in BY_ALL_OPERANDS:
+    if packet in BY_ALL_OPERANDS:
         wrong = target is not aten.div.Tensor and len({each.strides for each in operands if each.sizes}) > 1
     elif packet in BY_ONE_OPERAND:
         wrong = not all(each.is_contiguous for each in operands) or any(map(has_strides_of_more, operands))
@@ -126,29 +114,20 @@ def misforecast(target: Any, operands: Iterable[OperandLayout]) -> Refusal | Non
     return Refusal("torch forecasts other strides for its result than it has") if wrong else None
 
 
-def starts_with_one_element(target: Any, operands: Sequence[OperandLayout]) -> bool:
-    """In half precision the forecast goes by the first operand, though its strides say nothing."""
-    if len(operands) < 2 or operands[0].dtype not in HALVES or not operands[0].is_one_element:
-        return False
-    return is_elementwise(target)
-
-
 def correct_misforecasts(gm: torch.fx.GraphModule) -> bool:
     """Make the forecasts of a graph eager's, where that can be done before anything is lowered. Whether there was a
     wrong one: what was known of results before is wrong then."""
-    swapped = [node for node in gm.graph.nodes if node.target in COMMUTATIVE and is_led_by_one_element(node)]
+    halves = [node for node in gm.graph.nodes if is_of_repeated_halves(node)]
     scaled = [node for node in gm.graph.nodes if node.target in SCALED and is_scaled(node)]
     typed = [node for node in gm.graph.nodes if node.target is aten.mv.default and has_two_types(node)]
     repeated = [node for node in gm.graph.nodes if node.target in SCATTERS and has_elements_in_one_place(node)]
     sizes = Sizes()
     batches = {node: order for node in gm.graph.nodes if (order := order_of_batch(node, sizes)) is not None}
-    if not any((swapped, scaled, typed, repeated, batches)):
+    if not any((halves, scaled, typed, repeated, batches)):
         return False
     updater = MetadataUpdater(gm.graph)
-    for node in swapped:  # the operands may change places: the forecast, and all that is made of it, are right then
-        node.args = (node.args[1], node.args[0])
-    updater.update()
-    corrected = [node for node in scaled if forecast_without_factor(node, updater)]
+    corrected = [node for node in halves if forecast_in_single_precision(node, updater)]
+    corrected += [node for node in scaled if forecast_without_factor(node, updater)]
     for node in typed:
         updater.correct(node, fake_value(node).to(fake_value(node.args[1]).dtype))
         updater.update()
@@ -162,7 +141,7 @@ def correct_misforecasts(gm: torch.fx.GraphModule) -> bool:
     for node, order in batches.items():
         forecast_in_order(node, order, updater)
     gm.recompile()
-    return bool(swapped or corrected or typed or repeated or batches)
+    return bool(corrected or typed or repeated or batches)
 
 
 def has_two_types(node: torch.fx.Node) -> bool:
@@ -248,17 +227,33 @@ def forecast_without_factor(node: torch.fx.Node, updater: MetadataUpdater) -> bo
     return True
 
 
-def is_led_by_one_element(node: torch.fx.Node) -> bool:
-    values = [fake_value(each) if isinstance(each, torch.fx.Node) else None for each in node.args]
-    operands = [value for value in values if isinstance(value, torch.Tensor)]
-    if len(operands) != 2 or len(values) != 2 or node.kwargs:
+def is_of_repeated_halves(node: torch.fx.Node) -> bool:
+    """Whether it is computed of several tensors in half precision, elements of one of which are repeated along a
+    dimension. The forecast is made of copies in single precision, whose strides are no longer 0 and count."""
+    if not is_elementwise(node.target) or not isinstance(value := node.meta.get("val"), torch.Tensor):
         return False
-    first, second = operands
-    if first.dtype not in HALVES or second.dtype != first.dtype or not first.ndim:
+    operands = [each for each in map(fake_value, node.all_input_nodes) if isinstance(each, torch.Tensor) and each.ndim]
+    if len(operands) < 2 or any(each.dtype not in HALVES or each.dtype != operands[0].dtype for each in operands):
         return False
-    if not same_sizes(first.shape, second.shape):  # for all that data may decide
-        return False
-    spread = all(
-        same_number(stride, 0) or same_number(size, 1) for size, stride in zip(first.shape, first.stride(), strict=True)
-    )
-    return spread and not second.is_contiguous()
+    return value.ndim > 1 and any(same_number(stride, 0) for each in operands for stride in each.stride())
+
+
+def forecast_in_single_precision(node: torch.fx.Node, updater: MetadataUpdater) -> bool:
+    """Nothing is copied then; whether the result lies elsewhere than forecast."""
+    mode: Any = updater.mode
+    value = fake_value(node)
+
+    def single(operand: torch.fx.Node) -> Any:
+        each = fake_value(operand)
+        if not isinstance(each, torch.Tensor) or each.dtype not in HALVES:
+            return each
+        return torch.empty_strided(each.shape, each.stride(), dtype=torch.float32, device=each.device)
+
+    with mode, torch.no_grad(), no_guards(mode):
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), single)
+        strides = node.target(*args, **kwargs).stride()  # type: ignore[operator]
+        if same_sizes(strides, value.stride()):
+            return False
+        updater.correct(node, torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device))
+    updater.update()
+    return True

@@ -238,7 +238,7 @@ class Asked:
     def is_misforecast(self, node: torch.fx.Node, operands: Sequence[torch.Tensor]) -> bool:
         """Whether it is known that torch forecasts other strides than the result has. It is called in eager then; what
         is made of it is not, and goes by how it lies."""
-        if not may_be_misforecast(node.target, operands) or not all(map(is_plain, operands)):
+        if not may_be_misforecast(node.target) or not all(map(is_plain, operands)):
             return False
         layouts = (
             OperandLayout(self.sizes.indices(each.shape), self.sizes.indices(each.stride()), each.dtype, each.device)

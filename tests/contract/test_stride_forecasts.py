@@ -132,6 +132,33 @@ def test_one_element_spread_over_a_transposed_tensor_in_half_precision(operator)
     assert_same_as_eager(fn, lambda: [torch.randn(1, 1, dtype=torch.bfloat16), torch.randn(5, 3, dtype=torch.bfloat16)])
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_repeated_over_a_transposed_tensor(dtype, training, rarely_dynamic):
+    """Strides of 0 say nothing about the order of dimensions. The forecast in half precision is made of copies, whose
+    strides do; the next result and the gradients lie as the first result does."""
+
+    def fn(rows, x):
+        first = rows.unsqueeze(1).expand(5, 3) * x.t()
+        second = first + rows[:, None].expand(5, 3)
+        return first, second, torch.maximum(rows[:3].expand(5, 3), x.t()).unsqueeze(0), (first * x.t()).sum(1)
+
+    def inputs():
+        return [torch.randn(size, dtype=dtype, requires_grad=training) for size in ((5,), (3, 5))]
+
+    assert_same_as_eager(fn, inputs, backward=training, dynamic=rarely_dynamic)
+
+
+def test_gradients_of_a_loss_of_angles_lie_as_eagers():
+    """They are sums of products with repeated rows, in half precision."""
+
+    def inputs():
+        signs = torch.tensor([1, -1, 1, 1, -1]).bfloat16()
+        return [*(torch.randn(5, 5).bfloat16().t().requires_grad_() for _ in range(2)), signs]
+
+    assert_same_as_eager(F.cosine_embedding_loss, inputs, backward=True)
+
+
 def stepped():
     return [torch.randn(4, 16), torch.randn(16, 16).t().unsqueeze(1)]
 

@@ -98,6 +98,11 @@ def narrow(e: Emission, item: str, lanes: int, target: torch.dtype) -> str:
     if target is torch.float16:
         if not e.processor.half:
             return _narrowed_by_hand(e, item, lanes)
+        if lanes == 1:
+            # What is rounded twice, from 64 bits to 32 and to 16, LLVM may move into a `copysign` whose halves have
+            # unequal widths, and call a function of a library to make them equal.
+            e.declare("declare float @llvm.arithmetic.fence.f32(float)")
+            item = e.op(f"call float @llvm.arithmetic.fence.f32(float {item})", item)
         half = e.op(f"fptrunc {wide.type} {item} to {_half(lanes)}", item)
         return e.op(f"bitcast {_half(lanes)} {half} to {Words(e, 'i16', lanes).type}", half)
     bits = wide.convert("bitcast", item, "i32")
