@@ -37,17 +37,17 @@ BY_ALL_OPERANDS = frozenset(
 )
 # One operand decides.
 BY_ONE_OPERAND = frozenset({aten.roll, aten.channel_shuffle, aten.log_sigmoid_forward, aten.max_unpool2d})
-# The first operand decides whether channels come last, which is forecast right, or the result is contiguous.
-BY_CHANNELS = frozenset(
-    {
-        aten.native_batch_norm,
-        aten._native_batch_norm_legit,
-        aten._native_batch_norm_legit_functional,
-        aten._native_batch_norm_legit_no_training,
-        aten._batch_norm_with_update,
-        aten._batch_norm_with_update_functional,
-    }
-)
+# This operand decides whether channels come last, which is forecast right, or the result is contiguous.
+BY_CHANNELS = {
+    aten.native_batch_norm: 0,
+    aten._native_batch_norm_legit: 0,
+    aten._native_batch_norm_legit_functional: 0,
+    aten._native_batch_norm_legit_no_training: 0,
+    aten._batch_norm_with_update: 0,
+    aten._batch_norm_with_update_functional: 0,
+    aten.native_batch_norm_backward: 1,
+    aten.batch_norm_backward: 1,
+}
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def misforecast(target: Any, operands: Iterable[OperandLayout]) -> Refusal | Non
     elif packet is aten.angle:  # complex numbers are taken apart first, which leaves no order of dimensions
         wrong = operands[0].dtype.is_complex and not operands[0].is_contiguous
     elif packet in BY_CHANNELS:
-        first = operands[0]
-        wrong = not (first.is_contiguous or first.has_channels_last or first.is_corrected)
+        batch = operands[BY_CHANNELS[packet]]
+        wrong = not (batch.is_contiguous or batch.has_channels_last or batch.is_corrected)
     else:
         return None
     return Refusal("torch forecasts other strides for its result than it has") if wrong else None
@@ -164,10 +164,12 @@ def has_elements_in_one_place(node: torch.fx.Node) -> bool:
 def order_of_batch(node: torch.fx.Node, sizes: Sizes) -> tuple[int, ...] | None:
     """How eager orders the dimensions of a normalised batch, the innermost first; None for other calls, and where the
     forecast is the same or nobody can tell."""
-    if getattr(node.target, "overloadpacket", None) not in BY_CHANNELS:
+    packet: Any = getattr(node.target, "overloadpacket", None)
+    deciding = BY_CHANNELS.get(packet)
+    if deciding is None:
         return None
-    value, operand = fake_value(node)[0], fake_value(node.args[0])  # type: ignore[arg-type]
-    if value.device.type != "cpu":
+    value, operand = fake_value(node)[0], fake_value(node.args[deciding])  # type: ignore[arg-type]
+    if value is None or value.device.type != "cpu":
         return None
     try:
         order = known_order(sizes.indices(operand.shape), sizes.indices(operand.stride()))

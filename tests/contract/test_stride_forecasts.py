@@ -262,6 +262,19 @@ def test_a_normalised_batch_has_its_channels_last_or_is_contiguous(shape, channe
     assert not ferrite.last_compile().graphs[0].eager_calls
 
 
+@pytest.mark.parametrize(("training", "dynamic"), [(False, True), (True, False)])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 5)], ids=str)
+def test_so_has_its_gradient(shape, training, dynamic):
+    def fn(x, mean, variance, weight):
+        return F.batch_norm(x, mean, variance, weight, training=training)
+
+    def inputs():
+        x = torch.randn(shape[::-1]).permute(*reversed(range(len(shape))))
+        return [x.requires_grad_(), torch.zeros(3), torch.ones(3), torch.rand(3, requires_grad=True)]
+
+    assert_same_as_eager(fn, inputs, backward=True, dynamic=dynamic)
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda x: F.pixel_unshuffle(x, 1), lambda x: F.pixel_unshuffle(x, 2), lambda x: torch.channel_shuffle(x, 2)],
