@@ -429,7 +429,7 @@ class _Printer:
         yield from self.received(step.results)
 
     def interpreted(self, step: Operation) -> Iterator[str]:
-        for name in sorted(accessed(step, self.buffer_table)):
+        for name in sorted(accessed(step)):
             yield from self.made(name)
         program = small_program(step, self.buffer_table.buffers)
         number = len(self.source.programs)

@@ -39,9 +39,9 @@ def untracked_views_of(plan: Plan, table: BufferTable, parts: Mapping[int, int])
             for name in tensors_of(step):
                 read.setdefault(name, place)
         elif isinstance(step, Run):
-            seen |= accessed(step, table)
+            seen |= accessed(step)
         else:
-            seen |= accessed(step, table) | set(tensors_of(step))
+            seen |= accessed(step) | set(tensors_of(step))
     found, equal = UntrackedViews(), dict[Hashable, str]()
     for name, place in read.items():
         buffer = table.buffers.get(name)

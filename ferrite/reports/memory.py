@@ -54,7 +54,7 @@ class Holders:
         end = sum(len(step_titles(step)) for step in self.plan.steps)
         for place, step in enumerate(self.plan.steps):
             last = at + len(step_titles(step)) - 1
-            for name in sorted(accessed(step, self.table)):
+            for name in sorted(accessed(step)):
                 if not isinstance(step, Run) or not step.is_inside(name):
                     self.make(name, at)
             if isinstance(step, Run):

@@ -59,7 +59,7 @@ def loaded(program: Program, **objects) -> Boxed:
         lambda n: int(n / 4) + 1,
     ],
 )
-@pytest.mark.parametrize("rows", [4, 7])
+@pytest.mark.parametrize("rows", [4, pytest.param(7, marks=pytest.mark.lengthy)])
 def test_arithmetic_of_sizes_keeps_its_meaning(size, rows):
     def fn(x):
         return x + 1, size(x.shape[0])

@@ -35,7 +35,6 @@ PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@quick
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_of_rows(part: str):
     assert_same_as_eager(whole_and(PARTS[part]), lambda: [torch.randn(4, 8), torch.randn(5, 8)])

@@ -172,7 +172,6 @@ def test_halving_finds_the_first():
         assert len(asked) <= 5
 
 
-@pytest.mark.quick
 def test_fuel_of_one_stage_counts_over_both_graphs_and_leaves_other_stages_alone():
     def model(x, w):
         return torch.tanh(x.sin() @ w).cos().sum()

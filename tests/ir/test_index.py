@@ -251,6 +251,7 @@ def test_bounds_hold(pair, many):
 
 @given(expressions())
 @settings(max_examples=60, deadline=None)
+@pytest.mark.lengthy
 def test_simplifying_again_changes_nothing(pair):
     made, _ = pair
     assert substitute(made, lambda atom: atom) is made

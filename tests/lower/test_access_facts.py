@@ -63,6 +63,7 @@ PROGRAMS = {
 
 
 @quick
+@pytest.mark.lengthy
 @pytest.mark.parametrize("fact", PROGRAMS)
 def test_every_place_has_a_fact(fact, told):
     for dynamic in (False, True):

@@ -32,6 +32,7 @@ def weighted_batch(*sizes, dtype=torch.float32):
 @pytest.mark.parametrize(
     ("name", "dtype"), [*((name, torch.float32) for name in NORMS), ("plain", torch.bfloat16)], ids=str
 )
+@pytest.mark.lengthy
 def test_normalised_batches_and_their_gradients(name, dtype):
     assert (
         not assert_interpreted_as_eager(NORMS[name], weighted_batch(4, 3, 5, dtype=dtype), backward=True)

@@ -99,6 +99,7 @@ def test_a_conjugate_that_is_returned_has_its_bit(fn, dtype):
         lambda a: torch._neg_view((a.real * 2).expand(5, 4)),
     ],
 )
+@pytest.mark.lengthy
 def test_one_number_at_many_places_is_conjugated_once(fn, dynamic):
     """Eager's result is a view, a stride of 0 included; memory of our own has the number once too."""
     assert_same_as_eager(fn, lambda: [numbers()[:5, None]], dynamic=dynamic)

@@ -69,6 +69,7 @@ def test_joins_of_symbolic_sizes():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+@pytest.mark.lengthy
 def test_moving_elements_is_exact(dtype):
     def fn(a):
         return (

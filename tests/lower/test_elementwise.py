@@ -63,6 +63,7 @@ def test_truth_values_are_joined_not_added():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("number", [0.1, -0.3, 7.7])
+@pytest.mark.lengthy
 def test_numbers_meet_sixteen_bits_as_in_eager(dtype, number):
     """Rounded first in sums, remainders, powers and comparisons; not in products and quotients."""
     x = torch.linspace(-9, 9, 97).to(dtype)

@@ -75,6 +75,7 @@ def test_bits_of_sizes():
         torch.testing.assert_close(compiled(x), fn(x))
 
 
+@pytest.mark.lengthy
 def test_resampling_by_a_factor_at_two_sizes():
     fn = lambda x: torch.nn.functional.interpolate(x, scale_factor=1.5)  # noqa: E731
     assert_right_at_two_sizes(fn, torch.randn(2, 3, 4, 6), torch.randn(2, 3, 7, 5))

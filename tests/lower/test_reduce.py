@@ -150,6 +150,7 @@ ZEROS = {
 
 
 @pytest.mark.parametrize("zeros", ZEROS)
+@pytest.mark.lengthy
 def test_the_sign_of_zero_in_sums_and_normalised_rows(zeros: str) -> None:
     """Eager adds to 0.0, or adds 0.0 where there is no bias: `atan2` tells one zero from the other."""
 

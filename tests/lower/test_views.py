@@ -80,6 +80,7 @@ def test_one_program_serves_every_size():
 
 
 @pytest.mark.parametrize("start", [-3, 0, 2, 9, -9])
+@pytest.mark.lengthy
 def test_a_slice_whose_start_is_data_is_bounded_when_it_runs(start):
     @torch._dynamo.config.patch(capture_scalar_outputs=True)
     def run():
@@ -116,6 +117,7 @@ BASES = {
 
 @pytest.mark.parametrize("offset", [None, 0, 4])
 @pytest.mark.parametrize("base", BASES)
+@pytest.mark.lengthy
 def test_as_strided_scatter_writes_over_places_of_the_storage(base, offset):
     """Eager copies all of the storage, and some of the places that are written need not be elements of the tensor."""
 

@@ -100,7 +100,6 @@ SPELLINGS: dict[str, tuple[Function, Callable[[], list[Any]]]] = {
 }
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("label", SPELLINGS)
 def test_every_spelling_becomes_one_call(label):
     assert_fused(*SPELLINGS[label])

@@ -69,7 +69,6 @@ def test_a_longer_call_begins_like_a_shorter_one_and_shapes_do_not_matter():
     assert draw(key(), 0, [], "uniform", torch.float64).shape == ()
 
 
-@quick
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_uniform_numbers(dtype):
     numbers = draw(key(), 0, [100_000], "uniform", dtype)

@@ -48,6 +48,7 @@ def test_results_under_a_profiler_are_the_same(executor):
         assert_same_as_eager(model, lambda: inputs(), backward=True, options={"executor": executor}, calls=2)
 
 
+@pytest.mark.lengthy
 def test_control_flow_under_a_profiler():
     def branching(x):
         return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() * 2, (x,)).exp()

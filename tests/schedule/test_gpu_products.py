@@ -183,7 +183,6 @@ def test_sums_in_pieces():
 # --- what is no product -----------------------------------------------------------------------------------------------
 
 
-@quick
 @pytest.mark.parametrize(
     "inputs",
     [

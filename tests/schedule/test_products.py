@@ -76,7 +76,6 @@ def test_what_is_left_over_has_tiles_of_its_own():
     assert tiles_in(kernel_of(summed, 13, 64, 19)) == 4
 
 
-@quick
 @pytest.mark.parametrize(
     ("fn", "sizes", "scratch"),
     [(summed, (5, 17, 7), 1), (summed_across, (5, 17, 7), 0), (summed_across, (9, 16, 10), 2)],

@@ -16,7 +16,8 @@ from ferrite.codegen.triton.launch import power_of_two
 from ferrite.ir import ONE, Axis, Symbol
 from ferrite.ir.kernel import INDEPENDENT, Kernel, Let, Loop, Scratch, Statement, Store, walk
 
-MAX_BLOCK_ELEMENTS = 4096  # of a block
+# Elements of such a kernel's blocks: no speed rests on them.
+MAX_BLOCK_ELEMENTS = 4096
 LOOPED = 1024  # elements of a block that a loop takes at a time, or a program of a grid
 SHARED = 64  # the same, where blocks are nested
 

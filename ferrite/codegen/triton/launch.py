@@ -19,8 +19,8 @@ EVEN = "EVEN_"  # the beginning of constants: whether a product of sizes is a mu
 EVEN_ELEMENTS = 16
 DESCRIPTORS = "DESCRIPTORS"  # a constant: whether blocks may be loaded by descriptors of what lies behind pointers
 DESCRIPTOR_BYTES = 128  # of memory for each that a program makes
-ELEMENTS_OF_A_WARP = 256
-MAX_WARPS = 8
+# Of a kernel that was not arranged for a GPU, which would say how many warps it has (see `grid`): no speed rests on it.
+ELEMENTS_OF_A_WARP, MAX_WARPS = 256, 8
 # How the source is compiled for CUDA: a product and a sum may be one instruction with one rounding, as in the kernels
 # of torch itself; the smallest numbers are not zero.
 OPTIONS = {"enable_fp_fusion": True, "enable_reflect_ftz": False}

@@ -97,7 +97,7 @@ def layer_and_other(total: torch.fx.Node) -> tuple[Layer, torch.fx.Node] | Refus
     refusal = Refusal("no layer stands before it")
     for y, other in ((left, right), (right, left))[: 2 if SUMS[total.target] == "add" else 1]:
         layer = layer_of(y)
-        problem = layer if isinstance(layer, Refusal) else other_problem(layer, other, total)
+        problem = layer if isinstance(layer, Refusal) else other_problem(layer, other)
         if problem is None:
             assert isinstance(layer, Layer)
             return layer, other
@@ -105,7 +105,7 @@ def layer_and_other(total: torch.fx.Node) -> tuple[Layer, torch.fx.Node] | Refus
     return refusal
 
 
-def other_problem(layer: Layer, other: Any, total: torch.fx.Node) -> Refusal | None:
+def other_problem(layer: Layer, other: Any) -> Refusal | None:
     if uses_of(layer.node) != 1:
         return Refusal(f"{layer.node.name} has another user")
     value, result = fake_value(other) if isinstance(other, torch.fx.Node) else None, fake_value(layer.node)

@@ -20,7 +20,7 @@ from ferrite.schedule.loops.reductions import STORE_MODES
 from ferrite.schedule.loops.statements import Parts
 
 
-def is_column_reduction(column: Axis, nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine) -> bool:
+def is_column_reduction(nests: Sequence[Nest], parts: Sequence[Parts], machine: Machine) -> bool:
     """Whether every nest only reduces, by what a store can do, and what is done once a row comes after that."""
     looping = [bool(nest.axes) for nest in nests]
     if looping != sorted(looping, reverse=True):

@@ -62,7 +62,7 @@ def arranged(
     column = column_axis(rows, nests, parts, machine)
     if column is None:
         return by_rows(rows, tiles, nests, parts, machine)
-    if not tiles and is_column_reduction(column, nests, parts, machine):
+    if not tiles and is_column_reduction(nests, parts, machine):
         return column_reduction(rows, column, nests, parts, machine)
     return owned(rows, column, nests, parts, machine) or columns(rows, column, tiles, nests, parts, machine)
 

@@ -72,7 +72,7 @@ def owned(rows: Sequence[Axis], column: Axis, nests: Sequence[Nest], parts: Sequ
         rounds *= likely(item.extent)
     work = work_of((*before, store)) * rounds * column.extent.value // shares
     loops = nested(nest.axes, body, "serial")
-    return (Loop(share, "parallel", loops, copies=rows_at_once(body, machine, work)),)
+    return (Loop(share, "parallel", loops, copies=rows_at_once(machine, work)),)
 
 
 def deciding(index: Index, column: Axis) -> Data | None:

@@ -55,7 +55,7 @@ def vector_loop(axis: Axis, body: Body, machine: Machine, kind: LoopKind = "vect
     return Loop(axis, kind, body, lanes, copies)
 
 
-def rows_at_once(body: Body, machine: Machine, points: int) -> int:
+def rows_at_once(machine: Machine, points: int) -> int:
     """How many rows a thread should have at least, so that waking it pays."""
     return max(math.ceil(machine.grain / max(points, 1)), 1)
 
@@ -66,6 +66,6 @@ def shared(axes: Sequence[Axis], body: Body, work: int, machine: Machine) -> Bod
         return body
     (inner,) = nested(axes[-1:], body, "parallel")
     assert isinstance(inner, Loop)
-    copies = rows_at_once(body, machine, work)
+    copies = rows_at_once(machine, work)
     loop = Loop(inner.axis, "parallel", inner.body, copies=copies)
     return nested(axes[:-1], (loop,), "parallel")

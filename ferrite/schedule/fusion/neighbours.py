@@ -72,7 +72,7 @@ class Neighbours:
         for other in reversed([each for each in known[-MAX_TRIED:] if place - each <= MAX_DISTANCE]):
             first = self.items[other]
             assert isinstance(first, Group)
-            goes_up = self.may_go_up(group, place, other)
+            goes_up = self.may_go_up(group, other)
             if not self.fuel.left or not (goes_up or self.may_go_down(first, other, group, place)):
                 continue
             if (together := self.together(first, group)) is None:
@@ -87,7 +87,7 @@ class Neighbours:
         known.append(place)
         return place
 
-    def may_go_up(self, group: Group, place: int, to: int) -> bool:
+    def may_go_up(self, group: Group, to: int) -> bool:
         read, written = touched(group, self.buffer_table)
         found = {self.writer.get(name, -1) for name in read | written} | {self.reader.get(name, -1) for name in written}
         return max(found, default=-1) < to

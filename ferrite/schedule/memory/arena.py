@@ -55,7 +55,7 @@ class Arenas:
         """The steps, with places for what only a run needs."""
         users: dict[str, set[int]] = {}
         for place, step in enumerate(steps):
-            for name in accessed(step, self.buffer_table):
+            for name in accessed(step):
                 users.setdefault(self.buffer_table.buffers[name].storage, set()).add(place)
         return [self.run(place, step, users) if isinstance(step, Run) else step for place, step in enumerate(steps)]
 

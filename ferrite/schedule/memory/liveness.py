@@ -25,7 +25,7 @@ def private(program: Program, items: list[Group | Operation], buffer_table: Buff
     return {place: tuple(names) for place, names in found.items()}
 
 
-def accessed(step: Step, buffer_table: BufferTable) -> set[str]:
+def accessed(step: Step) -> set[str]:
     """The buffers that a step needs to be there; of a launch, storages."""
     if isinstance(step, Run):
         return {name for launch in step.launches for name in launch.arguments}
@@ -38,7 +38,7 @@ def last_uses_of(program: Program, steps: Sequence[Step], buffer_table: BufferTa
     leaving |= {buffer_table.buffers[name].storage for name in leaving}
     last: dict[str, int] = {item: 0 for item in program.inputs if isinstance(item, str)}
     for place, step in enumerate(steps):
-        for name in accessed(step, buffer_table):
+        for name in accessed(step):
             last[name] = place
             last[buffer_table.buffers[name].storage] = place
     last_uses: list[list[str]] = [[] for _ in steps]

@@ -60,10 +60,10 @@ def bytes_by_step(
     for place, step in enumerate(steps):
         before = total
         if isinstance(step, Run):
-            total += sum(make(name) for name in accessed(step, buffer_table) if not step.is_inside(name))
+            total += sum(make(name) for name in accessed(step) if not step.is_inside(name))
             found.append(total + step.arena)
         else:
-            total += sum(make(name) for name in accessed(step, buffer_table))
+            total += sum(make(name) for name in accessed(step))
             found.append(max(total, before + (inside or {}).get(place, 0)))
         total -= sum(freed(name) for name in last_uses[place])
     total += sum(make(item) for item in program.outputs if isinstance(item, str))

@@ -66,7 +66,7 @@ def split_greatest(
     if not isinstance(run, Run) or len(run.launches) < 2:
         return None
     buffer_table = arenas.buffer_table
-    before = {buffer_table.buffers[name].storage for step in steps[:at] for name in accessed(step, buffer_table)}
+    before = {buffer_table.buffers[name].storage for step in steps[:at] for name in accessed(step)}
     last_uses = set(last_uses_of(program, steps, buffer_table)[at])
     min_saved = arenas.memory_of(run).min_split
     place = best_cut(list(lives(run, before, last_uses, buffer_table)), len(run.launches), min_saved)
