@@ -70,6 +70,12 @@ def test_a_scatter_begins_at_once_and_is_waited_for_when_it_is_over():
     assert (job.start, job.wait) == (3, 5)
 
 
+def test_what_gives_as_much_as_it_takes_is_waited_for_where_it_is_needed():
+    only = replace(scatter(available=2, needed=8), is_level=True)
+    (found,) = placed(only)
+    assert (found.start, found.wait) == (2, 8)
+
+
 def test_scatters_wait_for_those_before_them():
     jobs = placed(scatter(2, 3.0), scatter(3, 3.0))
     assert [job.wait for job in jobs] == [5, 8]

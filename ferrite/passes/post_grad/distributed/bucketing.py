@@ -233,7 +233,8 @@ def merged_job(members: Sequence[Exchange], layout: Layout) -> Job:
     seconds = layout.network.seconds(first.kind, sum(each.size for each in members), first.shape)
     wait = max(start, min(job.wait for job in jobs))
     size = sum(job.size for job in jobs)
-    return Job(jobs[0].channel, available, max(needed, wait), start, wait, seconds, size, jobs[0].is_early)
+    kind = jobs[0].is_early, jobs[0].is_level
+    return Job(jobs[0].channel, available, max(needed, wait), start, wait, seconds, size, *kind)
 
 
 def waits_in(made: Sequence[torch.fx.Node], job: Job, context: PassContext) -> Iterator[tuple[int, torch.fx.Node]]:
