@@ -25,8 +25,8 @@ UNLIMITED = float("inf")
 class Job:
     """A collective: where it may begin and is needed, where it begins and is waited for as things are, its seconds, and
     the bytes that it holds meanwhile. `is_early`: it begins as soon as it can, as what it is given can be freed then;
-    others begin as late as they can be hidden, as what they give takes memory. `is_level`: it gives as much as it takes,
-    so that nothing is gained by waiting before somebody needs it."""
+    others begin as late as they can be hidden, as what they give takes memory. `is_level`: it gives as much as it
+    takes, so that nothing is gained by waiting before somebody needs it."""
 
     channel: int
     available: int
