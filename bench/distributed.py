@@ -233,6 +233,8 @@ def report(
     own = waited["ferrite, scheduled"]
     others = [name for name in waited if name != "ferrite, scheduled"]
     lines = [f"exposed, of what is exposed of {name}: {own / waited[name]:.2f}" for name in others]
+    peak_of = {name: row["peak"] for name, row in rows.items()}
+    lines += [f"peak memory, of that of {name}: {peak_of['ferrite, scheduled'] / peak_of[name]:.2f}" for name in others]
     sizes = f"{chosen.layers} layers of width {chosen.width}, batches of {chosen.batch} x {chosen.tokens}"
     wire = f"{chosen.latency:.0f} us and {chosen.bandwidth:g} GB/s"
     title = f"{chosen.kind}: {sizes}; two ranks, one thread each; a network with {wire}; {chosen.rounds} rounds"

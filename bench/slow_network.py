@@ -68,7 +68,9 @@ class Delayed(dist._Work):  # type: ignore[misc, name-defined]
             return True
         self.note.wait_begun = time.perf_counter()
         self.inner.wait()
-        time.sleep(max(self.end - time.perf_counter(), 0.0))
+        left = self.end - time.perf_counter()
+        if left > 0:  # to sleep for no time would give the core away all the same
+            time.sleep(left)
         self.note.wait_over = time.perf_counter()
         self.is_over = True
         return True

@@ -12,7 +12,8 @@ import ferrite
 from bench.distributed import gathered
 from bench.memory import peak_bytes
 from ferrite.machines import Link, Network
-from tests.compare import reset
+from tests.compare import compile_strict, reset
+from tests.distributed.programs import c10d
 from tests.ranks import imagined_ranks
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
@@ -63,3 +64,21 @@ def test_a_training_step_holds_little_more(network):
     weights = sum(each.numel() * each.element_size() for each in parameters) * RANKS
     assert weights > 0.2 * peaks[0], "a bucket would be too small to be seen"
     assert peaks[1] <= 1.05 * peaks[0]
+
+
+@pytest.mark.parametrize("is_returned", [False, True])
+def test_products_are_written_into_their_bucket(is_returned):
+    """Each by torch itself, at its place; a product that somebody reads has memory of its own, and is copied."""
+
+    def fn(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+        products = x.t() @ a, x.t() @ b
+        found = [c10d.wait_tensor(c10d.all_reduce(each, "sum", "0")) for each in products]
+        return (*found, products[0] + 1) if is_returned else found
+
+    reset()
+    x, a, b = (torch.randn(ROWS, WIDTH) for _ in range(3))
+    with torch.no_grad():
+        compile_strict(fn, options={"distributed": {"bucket_ar": {}}})(x, a, b)
+    source = ferrite.last_compile().graphs[-1].source
+    assert source.count("op__c10d_functional_all_reduce_(") == 1
+    assert source.count("op_aten_mm_out(") == (1 if is_returned else 2)

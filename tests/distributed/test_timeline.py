@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+import torch
+
+import ferrite
 from ferrite.passes.post_grad.distributed.timeline import Job, Limits, Placement, forecast
+from tests.compare import compile_strict, reset
+from tests.distributed.programs import gathered
+from tests.ranks import imagined_ranks
 
 CLOCK = [float(place) for place in range(11)]  # ten nodes of a second each
 
@@ -63,6 +70,12 @@ def test_a_scatter_begins_at_once_and_is_waited_for_when_it_is_over():
     assert (job.start, job.wait) == (3, 5)
 
 
+def test_what_gives_as_much_as_it_takes_is_waited_for_where_it_is_needed():
+    only = replace(scatter(available=2, needed=8), is_level=True)
+    (found,) = placed(only)
+    assert (found.start, found.wait) == (2, 8)
+
+
 def test_scatters_wait_for_those_before_them():
     jobs = placed(scatter(2, 3.0), scatter(3, 3.0))
     assert [job.wait for job in jobs] == [5, 8]
@@ -90,3 +103,24 @@ def test_prefetch_counts_what_is_computed():
     placement = Placement([gather(8, 5.0)], CLOCK, Limits(work=work, prefetch=2))
     assert placement.placed()[0].start == 6
     assert "prefetch" in placement.why[0]
+
+
+@pytest.mark.parametrize("world", [8, 1024])
+def test_a_step_is_seen_on_paper(world):
+    """As one rank among so many would send it, though no other is there."""
+
+    def fn(x: torch.Tensor, *shards: torch.Tensor) -> torch.Tensor:
+        for shard in shards:
+            x = torch.relu(x @ gathered(shard, ranks=world))
+        return x
+
+    reset()
+    with imagined_ranks(world), torch.no_grad():
+        compile_strict(fn)(torch.randn(64, world), *(torch.randn(1, world) for _ in range(3)))
+        found = ferrite.last_compile().communication
+    ((kind, record),) = found.graphs
+    assert {each.ranks for each in record.collectives} == {world}
+    assert {each.between_machines for each in record.collectives} == {world > 8}
+    assert sum(found.bytes_per_group.values()) == 3 * world * world * 4
+    assert 0 < record.exposed < record.captured.exposed
+    assert kind in found.timeline()

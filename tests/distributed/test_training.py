@@ -1,5 +1,6 @@
 """Training on two ranks, of each kind one program with a small model, all by one start of the ranks: losses, gradients
-and parameters are the uncompiled run's. The files of the kinds have many more, with several layers."""
+and parameters are the uncompiled run's. The files of the kinds have many more, with several layers; functional
+collectives are in `test_random_graphs.py` each day."""
 
 from __future__ import annotations
 
@@ -23,7 +24,6 @@ NAMES = (
     "gathered in forward",
     "sequence parallel",
     "experts, as the router says",
-    "functional collectives",
 )
 
 

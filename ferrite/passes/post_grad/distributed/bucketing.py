@@ -29,8 +29,10 @@ from ferrite.passes.post_grad.distributed.timeline import Job, Limits, Placement
 from ferrite.pipeline import PassContext, graph_pass
 
 Cap = Callable[[int], float]  # bytes of the bucket with a number
-# What auto tries: parts of all bytes of a kind, at most so many megabytes.
+# What auto tries: parts of all bytes of a kind, at most so many megabytes; and buckets that grow from one part to
+# another.
 PARTS = (1, 2, 4, 8, 16, 32, 64, 128)
+GROWING = tuple(itertools.product((8, 16, 32, 128), (1, 2, 4)))
 MAX_AUTO_MB = 500
 
 
@@ -163,9 +165,9 @@ def best_buckets(layout: Layout, runs: list[list[Exchange]], machine: AnyMachine
     limit = limits_for(layout, Overlap()).memory
     plans = [_Plan(done_after(layout, [], machine), [])]
     tried: list[list[list[Exchange]]] = [[]]
-    for part, grows in itertools.product(PARTS, (False, True)):
-        largest = min(total / part, MAX_AUTO_MB * MB)
-        smallest = total / PARTS[-1] if grows else largest
+    for first, last in (*zip(PARTS, PARTS, strict=True), *GROWING):
+        largest = min(total / last, MAX_AUTO_MB * MB)
+        smallest = min(total / first, largest)
         buckets = [each for run in runs for each in from_exposed_end(run, layout, smallest, largest)]
         if buckets not in tried and peak_with(layout, buckets, held) <= limit:
             plans.append(_Plan(done_after(layout, buckets, machine), buckets))
@@ -231,7 +233,8 @@ def merged_job(members: Sequence[Exchange], layout: Layout) -> Job:
     seconds = layout.network.seconds(first.kind, sum(each.size for each in members), first.shape)
     wait = max(start, min(job.wait for job in jobs))
     size = sum(job.size for job in jobs)
-    return Job(jobs[0].channel, available, max(needed, wait), start, wait, seconds, size, jobs[0].is_early)
+    kind = jobs[0].is_early, jobs[0].is_level
+    return Job(jobs[0].channel, available, max(needed, wait), start, wait, seconds, size, *kind)
 
 
 def waits_in(made: Sequence[torch.fx.Node], job: Job, context: PassContext) -> Iterator[tuple[int, torch.fx.Node]]:

@@ -93,6 +93,7 @@ class Layout:
             self.network.seconds(exchange.kind, exchange.size, exchange.shape),
             exchange.given if exchange.kind == "reduce_scatter" else exchange.result,
             exchange.kind in SHRINKS,
+            exchange.kind == "all_reduce",
         )
 
     def freedom(self) -> str:

@@ -25,7 +25,8 @@ UNLIMITED = float("inf")
 class Job:
     """A collective: where it may begin and is needed, where it begins and is waited for as things are, its seconds, and
     the bytes that it holds meanwhile. `is_early`: it begins as soon as it can, as what it is given can be freed then;
-    others begin as late as they can be hidden, as what they give takes memory."""
+    others begin as late as they can be hidden, as what they give takes memory. `is_level`: it gives as much as it
+    takes, so that nothing is gained by waiting before somebody needs it."""
 
     channel: int
     available: int
@@ -35,6 +36,7 @@ class Job:
     seconds: float
     size: int
     is_early: bool
+    is_level: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,8 @@ class Placement:
             end = max(self.clock[job.start] + delay, free.get(job.channel, 0.0)) + job.seconds
             free[job.channel] = end
             done = bisect.bisect_left(self.clock, end - delay + job.seconds * self.limits.slack)
-            found[number] = min(max(done, job.wait), job.needed)
+            # In truth it may be over later than forecast: what is computed takes time from what is sent.
+            found[number] = job.needed if job.is_level else min(max(done, job.wait), job.needed)
             heapq.heappush(pending, (found[number], end))
         return found
 
