@@ -8,15 +8,18 @@ import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.indices import INDEX, WIDE, widened
 from ferrite.codegen.triton.launch import ALIGNMENT, DESCRIPTORS, NARROW, Block
-from ferrite.ir import Atom, Axis, Const, Data, Expr, Index, Number, Symbol
+from ferrite.ir import Atom, Axis, Const, Data, Expr, Index, Load, Number, Symbol
 from ferrite.ir.kernel import Loop, Notes
+
+if TYPE_CHECKING:
+    from ferrite.codegen.triton.pairs import Pair
 
 INDENT = "    "
 Dims = frozenset[int]
@@ -152,6 +155,7 @@ def _loads(item: Any) -> frozenset[str]:
 class Module:
     """`functions`: helpers of this kernel alone, by name. `names`: every name that is taken. `quick`: all results have
     16 bits. `filled`: what a loaded block holds outside of which masks. `once`: memory that no cache need keep.
+    `pairs`: loads of every second element, and of those behind.
     `last_readers`: loops after which it need not keep some memory, which others read before. `loops`: those around."""
 
     checks: tuple[Data, ...]
@@ -182,6 +186,7 @@ class Module:
     index_type: str = WIDE  # of indices that may not fit into 32 bits
     even: dict[tuple[Index, ...], str] = field(default_factory=dict)  # products of sizes that are multiples of 16
     wide_indices: dict[Index, None] = field(default_factory=dict)  # those that were printed
+    pairs: dict[Load, Pair] = field(default_factory=dict)
     describes: bool = False  # whether blocks are loaded by descriptors where that can be
     descriptors: dict[str, str] = field(default_factory=dict)  # their names, by what makes them
 

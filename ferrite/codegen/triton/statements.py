@@ -21,6 +21,7 @@ from ferrite.codegen.triton.indices import INDEX, WIDE, Reaches, is_narrow
 from ferrite.codegen.triton.launch import DESCRIPTORS, EVEN, EVEN_ELEMENTS, NARROW, Block, power_of_two
 from ferrite.codegen.triton.module import EVICT_FIRST, INDENT, BlockAxis, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import filled, is_at_least_one, is_product, type_name
+from ferrite.codegen.triton.pairs import pairs_in
 from ferrite.codegen.triton.products import BlockProduct, block_product, factor
 from ferrite.codegen.triton.rounding import all_are_rounded, exact_values, powers_beside_one
 from ferrite.codegen.triton.states import Accumulators
@@ -171,6 +172,8 @@ class Printer:
         self, loops: list[Spread], blocks: list[Block | None], counts: list[Index], body: tuple[Statement, ...]
     ) -> None:
         scope = Scope()
+        if self.stated and loops and loops[-1].most > 1 and all(isinstance(item, Let | Store) for item in body):
+            self.module.pairs = pairs_in(body, loops[-1].loop.axis)
         places = self.places(loops, counts)
         for item, block, at in zip(loops, blocks, places, strict=True):
             scope = self.spread(item, block, at, scope)

@@ -19,6 +19,7 @@ from ferrite.codegen.triton.operators import (
     plain_number,
     rounds_apart,
 )
+from ferrite.codegen.triton.pairs import load_pair
 from ferrite.errors import NotGenerated
 from ferrite.ir import (
     DIGITS,
@@ -228,7 +229,13 @@ class Evaluation:
             inner = (Mask(self.both(mask, *(item.value for item in masks))),)
             self.known.set(("inner", mask, masks), inner)
             self.known.set(("outer", inner), masks)
+            self.known.set(("parts", inner), (Mask(mask), *self.parts_of(masks)))
         return inner
+
+    def parts_of(self, masks: Masks) -> Masks:
+        """The masks that some were made of."""
+        found = [self.known.get(("parts", (mask,))) or (mask,) for mask in masks]
+        return tuple(part for some in found for part in some)
 
     def both(self, *masks: Value) -> Value:
         if len(masks) == 1:
@@ -314,13 +321,26 @@ class Evaluation:
         tile = self.module.tiles.get(item.buffer)
         if tile is not None:
             return self.tile(tile, item.coordinates)
-        pointer, guard, dims = self.pointer(item.buffer, item.coordinates[0], masks)
         other = self.fillings.get((item, masks))
+        pair = self.module.pairs.get(item)
+        if pair is not None and (both := self.pair(pair.even, masks, other)) is not None:
+            return both[pair.place]
+        pointer, guard, dims = self.pointer(item.buffer, item.coordinates[0], masks)
         masked = "" if guard is None else f", mask={guard}, other={filling(other) if other is not None else 0}"
         masked += self.module.eviction_of(item.buffer)
         found = self.named(f"tl.load({pointer}{masked})", dims)
         if other is not None and guard is not None:
             self.module.filled[found.text] = other, masks
+        return found
+
+    def pair(self, even: Load, masks: Masks, other: Const | None) -> tuple[Value, Value] | None:
+        key = ("pair", even, masks)
+        if key not in self.known:
+            both = load_pair(self, even, masks, other)
+            self.known.set(key, both)
+            for value in both if both and other is not None and masks else ():
+                self.module.filled[value.text] = other, masks
+        found: tuple[Value, Value] | None = self.known.get(key)
         return found
 
     def pointer(

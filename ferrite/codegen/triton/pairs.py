@@ -1,0 +1,112 @@
+"""Every second element, and the one after it: both from one load of all of them.
+
+    even = tl.load(p + 2*i)                even, odd = tl.split(tl.reshape(tl.load(p + j), [.., 32, 2]))
+    odd = tl.load(p + 2*i + 1)       =>    where j goes through twice as many places
+
+Windows that move by two load so: element by element, since neighbouring lanes are not side by side. All of a line is
+loaded as vectors. Only where both are loaded under the same conditions: what nobody asks for may lie outside of the
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ferrite.codegen.triton.module import Mask, Value
+from ferrite.ir import ZERO, Axis, Const, Expr, Index, Load, Masked, data_of, indices_of, number, substitute
+from ferrite.ir.kernel import Let, Statement, Store
+
+if TYPE_CHECKING:
+    from ferrite.codegen.triton.values import Evaluation
+
+Condition = tuple[tuple[Expr, Expr], ...]  # masks around a load, each with what there is elsewhere
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The first of two elements side by side, and which of them one is."""
+
+    even: Load
+    place: int
+
+
+def pairs_in(body: Iterable[Statement], lanes: Axis) -> dict[Load, Pair]:
+    """Loads whose places are even and move by two along an axis, and those of the elements behind, where they are made
+    under the same conditions."""
+    conditions: dict[Load, set[Condition]] = {}
+    for statement in body:
+        if isinstance(statement, Let | Store):
+            collect(statement.value, (), conditions, set())
+    found = {}
+    for load in conditions:
+        (place,) = load.coordinates if len(load.coordinates) == 1 else (None,)
+        if place is None or data_of(place) or not is_even(place, lanes):
+            continue
+        odd = Load.intern(load.buffer, (place + 1,), load.dtype)
+        if len(conditions[load]) == 1 and conditions.get(odd) == conditions[load]:
+            found |= {load: Pair(load, 0), odd: Pair(load, 1)}
+    return found
+
+
+def is_even(place: Index, lanes: Axis) -> bool:
+    step = substitute(place, {lanes: lanes + 1}) - place
+    return step is number(2) and place % number(2) is ZERO
+
+
+def collect(
+    item: Expr, around: Condition, conditions: dict[Load, set[Condition]], seen: set[tuple[Expr, Condition]]
+) -> None:
+    waiting = [(item, around)]
+    while waiting:
+        item, around = waiting.pop()
+        if (item, around) in seen or not item.loads:
+            continue
+        seen.add((item, around))
+        if isinstance(item, Load):
+            conditions.setdefault(item, set()).add(around)
+        if isinstance(item, Masked):
+            waiting += [(item.mask, around), (item.other, around), (item.value, (*around, (item.mask, item.other)))]
+            continue
+        waiting += [(part, around) for part in item.args]
+        waiting += [(value, around) for index in indices_of(item) for value in data_of(index)]
+
+
+def load_pair(
+    evaluation: Evaluation, even: Load, masks: Sequence[Mask], other: Const | None
+) -> tuple[Value, Value] | None:
+    """Both elements for every lane; None where a mask tells lanes apart otherwise than by an extent."""
+    from ferrite.codegen.triton.values import filling
+
+    module, axes = evaluation.module, evaluation.scope.axes
+    lane, last = axes[-1], len(axes) - 1
+    base = module.bases[lane.axis]
+    lanes = f"tl.arange(0, {2 * lane.block.most})[{'None, ' * last}:]"
+    places = module.set("j", f"({base}) * 2 + {lanes}" if base else lanes)
+    _, wide = module.atoms[lane.axis]
+    kept = []
+    for mask in evaluation.parts_of(tuple(masks)):
+        if last not in mask.value.dims:
+            kept.append(mask.value.at(last + 1))
+        elif mask.bounds == last:
+            extent, _ = evaluation.index(lane.axis.extent)
+            if extent.dims:
+                return None
+            kept.append(f"({places} < {extent.text} * 2)")
+        else:
+            return None
+    start, inside = evaluation.index(even.coordinates[0], at={lane.axis: (Value("0"), wide)})
+    assert not inside
+    names = [axis.block.name for axis in axes[:-1]]
+    shape = [*names, str(2 * lane.block.most)]
+    pointer = f"{module.pointers[even.buffer]} + ({start.at(last + 1)} + {places})"
+    pointer = f"tl.broadcast_to({pointer}, [{', '.join(shape)}])"
+    masked = ""
+    if kept:
+        masked = f", mask={' & '.join(kept)}, other={(filling(other) if other is not None else None) or 0}"
+    loaded = module.set("v", f"tl.load({pointer}{masked}{module.eviction_of(even.buffer)})")
+    first, second = module.fresh("v"), module.fresh("v")
+    module.line(f"{first}, {second} = tl.split(tl.reshape({loaded}, [{', '.join([*names, lane.block.name, '2'])}]))")
+    dims = frozenset(range(last + 1))
+    return Value(first, dims), Value(second, dims)
