@@ -247,13 +247,20 @@ class Printer:
         self.block(item.before, scope)
         axis = item.loop.axis
         if block is None:
-            self.number(axis, Evaluation(self.module, scope).index(at)[0].text)
+            self.number(axis, self.counted(at, axis, scope))
             return scope
         if self.stated and _holds(block.most, axis.extent):
             return self.lanes(axis, block, "", scope, whole=True, empty=False)
-        start, _ = Evaluation(self.module, scope).index(at)
-        base = start.text if is_narrow(axis) else self.module.widened(start.text)
+        start = self.counted(at, axis, scope)
+        base = start if is_narrow(axis) else self.module.widened(start)
         return self.lanes(axis, block, f"({base}) * {block.name}", scope, whole=False)
+
+    def counted(self, at: Index, axis: Axis, scope: Scope) -> str:
+        """Which iteration or block a program has. What counts programs fits, since there are no more than fit."""
+        before = dict(self.module.wide_indices)
+        text, _ = Evaluation(self.module, scope).index(at)
+        self.module.wide_indices = before if is_narrow(axis) else {**before, axis: None}
+        return text.text
 
     def block_of(self, extent: Index, most: int) -> Block:
         return self.module.fixed(most) if self.stated else self.module.block(extent, most)
