@@ -184,7 +184,8 @@ class Module:
     loops: list[Loop] = field(default_factory=list)
     filled: dict[str, tuple[Const, tuple[Mask, ...]]] = field(default_factory=dict)
     index_type: str = WIDE  # of indices that may not fit into 32 bits
-    even: dict[tuple[Index, ...], str] = field(default_factory=dict)  # products of sizes that are multiples of 16
+    even: list[Index] = field(default_factory=list)  # what is promised to be a multiple of 16
+    named: dict[tuple[Index, ...], str] = field(default_factory=dict)  # products of sizes that have a name
     wide_indices: dict[Index, None] = field(default_factory=dict)  # those that were printed
     pairs: dict[Load, Pair] = field(default_factory=dict)
     describes: bool = False  # whether blocks are loaded by descriptors where that can be

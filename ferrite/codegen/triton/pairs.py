@@ -15,13 +15,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ferrite.codegen.triton.module import Mask, Value
-from ferrite.ir import ZERO, Axis, Const, Expr, Index, Load, Masked, data_of, indices_of, number, substitute
+from ferrite.ir import (
+    Axis,
+    Const,
+    Expr,
+    Index,
+    IndexValue,
+    Load,
+    Masked,
+    Op,
+    Sum,
+    data_of,
+    indices_of,
+    number,
+    substitute,
+)
 from ferrite.ir.kernel import Let, Statement, Store
 
 if TYPE_CHECKING:
     from ferrite.codegen.triton.values import Evaluation
 
-Condition = tuple[tuple[Expr, Expr], ...]  # masks around a load, each with what there is elsewhere
+Condition = frozenset[tuple[Expr, Expr]]  # what holds around a load, each with what there is elsewhere
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,7 @@ class Pair:
 
     even: Load
     place: int
+    end: Index  # of places, counted along the lanes
 
 
 def pairs_in(body: Iterable[Statement], lanes: Axis) -> dict[Load, Pair]:
@@ -38,21 +53,41 @@ def pairs_in(body: Iterable[Statement], lanes: Axis) -> dict[Load, Pair]:
     conditions: dict[Load, set[Condition]] = {}
     for statement in body:
         if isinstance(statement, Let | Store):
-            collect(statement.value, (), conditions, set())
+            collect(statement.value, frozenset(), conditions, set())
     found = {}
     for load in conditions:
         (place,) = load.coordinates if len(load.coordinates) == 1 else (None,)
         if place is None or data_of(place) or not is_even(place, lanes):
             continue
         odd = Load.intern(load.buffer, (place + 1,), load.dtype)
-        if len(conditions[load]) == 1 and conditions.get(odd) == conditions[load]:
-            found |= {load: Pair(load, 0), odd: Pair(load, 1)}
+        if odd not in conditions or len(conditions[load]) != 1 or len(conditions[odd]) != 1:
+            continue
+        (mine,), (other,) = conditions[load], conditions[odd]
+        more = other - mine
+        ends = [end_of(condition, lanes) for condition, _elsewhere in more]
+        if mine <= other and len(more) < 2 and None not in ends:
+            end = ends[0] if ends else lanes.extent * 2
+            assert end is not None
+            found |= {load: Pair(load, 0, end), odd: Pair(load, 1, end)}
     return found
 
 
+def end_of(condition: Expr, lanes: Axis) -> Index | None:
+    """Where all places end, two for each lane but the last, which may have one, if a condition says whether it has: of
+    a length n, there are (n + 1)//2 even places."""
+    if not isinstance(condition, Op) or condition.name != "lt":
+        return None
+    left, right = condition.operands
+    if not isinstance(left, IndexValue) or not isinstance(right, IndexValue) or left.index is not lanes * 2 + 1:
+        return None
+    return right.index if lanes.extent is (right.index + 1) // 2 else None
+
+
 def is_even(place: Index, lanes: Axis) -> bool:
+    """As far as a number says: whether rows begin at even places is another matter."""
     step = substitute(place, {lanes: lanes + 1}) - place
-    return step is number(2) and place % number(2) is ZERO
+    constant = place.constant if isinstance(place, Sum) else 0
+    return step is number(2) and constant % 2 == 0
 
 
 def collect(
@@ -67,14 +102,22 @@ def collect(
         if isinstance(item, Load):
             conditions.setdefault(item, set()).add(around)
         if isinstance(item, Masked):
-            waiting += [(item.mask, around), (item.other, around), (item.value, (*around, (item.mask, item.other)))]
+            inner = around | {(each, item.other) for each in parts_of(item.mask)}
+            waiting += [(item.mask, around), (item.other, around), (item.value, inner)]
             continue
         waiting += [(part, around) for part in item.args]
         waiting += [(value, around) for index in indices_of(item) for value in data_of(index)]
 
 
+def parts_of(condition: Expr) -> list[Expr]:
+    """All that has to hold for a condition."""
+    if isinstance(condition, Op) and condition.name == "logical_and":
+        return [part for each in condition.operands for part in parts_of(each)]
+    return [condition]
+
+
 def load_pair(
-    evaluation: Evaluation, even: Load, masks: Sequence[Mask], other: Const | None
+    evaluation: Evaluation, pair: Pair, masks: Sequence[Mask], other: Const | None
 ) -> tuple[Value, Value] | None:
     """Both elements for every lane; None where a mask tells lanes apart otherwise than by an extent."""
     from ferrite.codegen.triton.values import filling
@@ -90,22 +133,22 @@ def load_pair(
         if last not in mask.value.dims:
             kept.append(mask.value.at(last + 1))
         elif mask.bounds == last:
-            extent, _ = evaluation.index(lane.axis.extent)
-            if extent.dims:
+            end, _ = evaluation.index(pair.end)
+            if end.dims:
                 return None
-            kept.append(f"({places} < {extent.text} * 2)")
+            kept.append(f"({places} < {end.text})")
         else:
             return None
-    start, inside = evaluation.index(even.coordinates[0], at={lane.axis: (Value("0"), wide)})
+    start, inside = evaluation.index(pair.even.coordinates[0], at={lane.axis: (Value("0"), wide)})
     assert not inside
     names = [axis.block.name for axis in axes[:-1]]
     shape = [*names, str(2 * lane.block.most)]
-    pointer = f"{module.pointers[even.buffer]} + ({start.at(last + 1)} + {places})"
+    pointer = f"{module.pointers[pair.even.buffer]} + ({start.at(last + 1)} + {places})"
     pointer = f"tl.broadcast_to({pointer}, [{', '.join(shape)}])"
     masked = ""
     if kept:
         masked = f", mask={' & '.join(kept)}, other={(filling(other) if other is not None else None) or 0}"
-    loaded = module.set("v", f"tl.load({pointer}{masked}{module.eviction_of(even.buffer)})")
+    loaded = module.set("v", f"tl.load({pointer}{masked}{module.eviction_of(pair.even.buffer)})")
     first, second = module.fresh("v"), module.fresh("v")
     module.line(f"{first}, {second} = tl.split(tl.reshape({loaded}, [{', '.join([*names, lane.block.name, '2'])}]))")
     dims = frozenset(range(last + 1))

@@ -15,6 +15,7 @@ from typing import Any
 from ferrite.codegen.triton.attention import print_attention
 from ferrite.codegen.triton.barriers import Barriers
 from ferrite.codegen.triton.descriptors import described
+from ferrite.codegen.triton.even import even_products, partly_even
 from ferrite.codegen.triton.grid import MAX_BLOCK_ELEMENTS, Spread, block_limit, spread_loops
 from ferrite.codegen.triton.grouped import print_choice
 from ferrite.codegen.triton.indices import INDEX, WIDE, Reaches, is_narrow
@@ -36,7 +37,6 @@ from ferrite.ir import (
     Index,
     Load,
     Number,
-    Product,
     Symbol,
     arithmetic_type,
     cast,
@@ -110,7 +110,7 @@ class Printer:
             if wide:
                 module.line(f"{name} = {module.widened(name)}")
         if module.index_type == INDEX:
-            self.name_even_products(kernel)
+            self.tell_what_is_even(kernel)
         loops, body = spread_loops(kernel)
         blocks = [self.block_of(item.loop.axis.extent, item.most) if item.most > 1 else None for item in loops]
         counts = [_count(item.loop.axis.extent, block) for item, block in zip(loops, blocks, strict=True)]
@@ -131,27 +131,25 @@ class Printer:
             module.line("pass")
         return total
 
-    def name_even_products(self, kernel: Kernel) -> None:
-        """Names for extents of blocks that are products of sizes, and multiples of 16 though no size need be one: rows
-        and masks of vectors begin and end with such."""
+    def tell_what_is_even(self, kernel: Kernel) -> None:
+        """Sizes and products of them that vectors want to be multiples, with a constant for each that says whether."""
         module = self.module
-        extents = dict.fromkeys(
-            item.axis.extent for item in walk(kernel.body) if isinstance(item, Loop) and item.lanes > 1
-        )
-        for extent in extents:
-            if not isinstance(extent, Product) or not all(isinstance(each, Symbol) for each in extent.factors):
-                continue
-            parts = [each.likely or 1 for each in extent.factors if isinstance(each, Symbol)]
-            if math.prod(parts) % EVEN_ELEMENTS == 0 and max(parts) < EVEN_ELEMENTS:
-                name = module.set("even", Evaluation(module, Scope()).index(extent)[0].text)
-                with module.indented(f"if {EVEN}{len(module.even)}:"):
-                    module.line(f"{name} = tl.multiple_of({name}, {EVEN_ELEMENTS})")
-                module.even[extent.factors] = name
+        for size, power in partly_even(kernel):
+            name = module.atoms[size][0].text
+            with module.indented(f"if {EVEN}{len(module.even)}:"):
+                module.line(f"{name} = tl.multiple_of({name}, {power})")
+            module.even.append(size * (EVEN_ELEMENTS // power))
+        for product in even_products(kernel):
+            name = module.set("even", Evaluation(module, Scope()).index(product)[0].text)
+            with module.indented(f"if {EVEN}{len(module.even)}:"):
+                module.line(f"{name} = tl.multiple_of({name}, {EVEN_ELEMENTS})")
+            module.even.append(product)
+            module.named[product.factors] = name
 
     def promises(self, kernel: Kernel) -> tuple[tuple[str, Index], ...]:
         """What the host has to see to, as names of constants and numbers that are multiples of 16 where it holds."""
         beyond = self.print_index_type(kernel)
-        even = tuple((f"{EVEN}{place}", math.prod(each, start=ONE)) for place, each in enumerate(self.module.even))
+        even = tuple((f"{EVEN}{place}", each) for place, each in enumerate(self.module.even))
         return (*even, (NARROW, beyond)) if beyond is not ZERO else even
 
     def print_index_type(self, kernel: Kernel) -> Index:

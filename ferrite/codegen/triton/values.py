@@ -19,7 +19,7 @@ from ferrite.codegen.triton.operators import (
     plain_number,
     rounds_apart,
 )
-from ferrite.codegen.triton.pairs import load_pair
+from ferrite.codegen.triton.pairs import Pair, load_pair
 from ferrite.errors import NotGenerated
 from ferrite.ir import (
     DIGITS,
@@ -281,7 +281,7 @@ class Evaluation:
         dims = NO_DIMS.union(*(value.dims for value, _ in found.values()))
         rank = max(dims, default=-1) + 1
         look = {atom: (value.at(rank), wide) for atom, (value, wide) in found.items()}
-        text, wide = IndexText(look.__getitem__, self.module.needs, self.module.index_type, self.module.even).text(
+        text, wide = IndexText(look.__getitem__, self.module.needs, self.module.index_type, self.module.named).text(
             index
         )
         if wide:
@@ -323,7 +323,7 @@ class Evaluation:
             return self.tile(tile, item.coordinates)
         other = self.fillings.get((item, masks))
         pair = self.module.pairs.get(item)
-        if pair is not None and (both := self.pair(pair.even, masks, other)) is not None:
+        if pair is not None and (both := self.pair(pair, masks, other)) is not None:
             return both[pair.place]
         pointer, guard, dims = self.pointer(item.buffer, item.coordinates[0], masks)
         masked = "" if guard is None else f", mask={guard}, other={filling(other) if other is not None else 0}"
@@ -333,10 +333,11 @@ class Evaluation:
             self.module.filled[found.text] = other, masks
         return found
 
-    def pair(self, even: Load, masks: Masks, other: Const | None) -> tuple[Value, Value] | None:
-        key = ("pair", even, masks)
-        if key not in self.known:
-            both = load_pair(self, even, masks, other)
+    def pair(self, pair: Pair, masks: Masks, other: Const | None) -> tuple[Value, Value] | None:
+        """An even place and the one behind it. Where that is there less often, it comes later: then there is a pair."""
+        key = ("pair", pair.even)
+        if key not in self.known and pair.place == 0:
+            both = load_pair(self, pair, masks, other)
             self.known.set(key, both)
             for value in both if both and other is not None and masks else ():
                 self.module.filled[value.text] = other, masks
