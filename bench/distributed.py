@@ -74,6 +74,15 @@ class Averaged(torch.autograd.Function):
         return collectives.wait_tensor(collectives.all_reduce(gradient / RANKS, "sum", "0"))
 
 
+# Functions, as Dynamo of torch 2.11 ends a graph where `apply` itself is an attribute of a module.
+def gathered(parameter: torch.Tensor) -> torch.Tensor:
+    return Gathered.apply(parameter)
+
+
+def averaged(parameter: torch.Tensor) -> torch.Tensor:
+    return Averaged.apply(parameter)
+
+
 class Layer(nn.Module):
     def __init__(self, width: int, whole: Any, parts: int) -> None:
         super().__init__()
@@ -100,7 +109,7 @@ class Layer(nn.Module):
 
 def model_of(kind: str, layers: int, width: int) -> nn.Module:
     torch.manual_seed(0)
-    function, parts = (Gathered.apply, RANKS) if kind == "fsdp" else (Averaged.apply, 1)
+    function, parts = (gathered, RANKS) if kind == "fsdp" else (averaged, 1)
     return nn.Sequential(*(Layer(width, function, parts) for _ in range(layers)))
 
 
@@ -118,15 +127,19 @@ def tell_inductor() -> None:
 def programs(model: nn.Module, network: Path, has_inductor: bool) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     def own(**options: Any) -> Any:
         return torch.compile(
-            model, backend="ferrite", dynamic=False, options={"network": network, "strict": True, **options}
+            model,
+            backend="ferrite",
+            fullgraph=True,  # collectives in graphs of their own have nothing beside them
+            dynamic=False,
+            options={"network": network, "strict": True, **options},
         )
 
     found = {"ferrite, as captured": own(distributed="off"), "ferrite, scheduled": own()}
     if has_inductor:
-        found["Inductor"] = torch.compile(model, dynamic=False)
+        found["Inductor"] = torch.compile(model, fullgraph=True, dynamic=False)
         known = set(torch._inductor.list_options())  # which are not the same in every release
         options = {name: value for name, value in INDUCTOR.items() if name in known}
-        found["Inductor, its own passes"] = torch.compile(model, dynamic=False, options=options)
+        found["Inductor, its own passes"] = torch.compile(model, fullgraph=True, dynamic=False, options=options)
     return found
 
 

@@ -42,7 +42,16 @@ VARIANTS: dict[str, list[Fields]] = {
         {"rows_under_way": 4, "held_column_elements": 16},
         {"held_column_elements": 16, "sector_bytes": 16},
         {"kept_column_elements": 16, "held_column_elements": 16},
+        {"max_held_elements": 1024},
     ],
+    "pad + max pool": [
+        {"max_lane_step": 1},
+        {"max_written_along": 4},
+        {"max_written_across": 8},
+    ],
+    "batch norm, training": [{"max_table_additions": 0}],
+    "chain of silu": [{"max_flat_elements": 1024}, {"max_flat_elements": 4096}],
+    "softmax": [{"max_row_elements": 2048}, {"max_row_elements": 8192}],
     "cumsum, one row": [
         {"scan_piece_elements": 4096},
         {"scan_piece_elements": 8192, "row_elements": 32},

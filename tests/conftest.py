@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.config
 import torch._dynamo.guards
 import torch._dynamo.utils
 from torch._decomp.decompositions_for_rng import PhiloxState
+
+from ferrite.debug import record
 
 # After each compilation Dynamo empties the processor's cache to time its guards, for a log that nobody reads here. That
 # was 35 of the 130 ms of a small function under a profiler; without it the suite spends half the time in the system.
@@ -22,6 +25,10 @@ torch._dynamo.utils.record_compilation_metrics = lambda *_: None
 # AOTAutograd makes twelve empty tensors of its fake kind for a random state that nothing here tracks, each time it is
 # entered and left: a tenth of a small function. One empty tensor serves as well: all that is asked of it is its size.
 EMPTY = torch.tensor(())
+# Torch remembers what shapes operators make of which shapes. Functions as small as those of tests ask for little twice,
+# and less is saved than remembering costs: a fifteenth of their time. Nor need it look for garbage after each of them.
+torch._dynamo.config.fake_tensor_cache_enabled = False
+torch._dynamo.config.run_gc_after_compile = False
 # Files of tests that say nothing with `--device cuda`.
 NOT_ON_OTHER_DEVICES = {
     "test_exceptions": "an error ends what a process can do on a GPU: tests/runtime/test_cuda_gpu_values.py has them",
@@ -114,6 +121,7 @@ def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pyt
     checked = request.config.getoption("--check-bounds") or request.path.parent.name == "fuzz"
     monkeypatch.setenv("FERRITE_CHECK_BOUNDS", str(int(checked)))
     torch.compiler.reset()
+    record._records.clear()  # a report would tell of all of them
     yield
     torch.compiler.reset()
 

@@ -262,27 +262,24 @@ def _size_of_expression(expression: Any) -> tuple[bool, int, str]:
     return not expression.is_number, expression.count_ops(), str(expression)
 
 
-def related(value: Number) -> Iterator[Any]:
-    """What guards and assertions say of sizes together, as sympy has it: none of these is negative."""
+COMPARISONS = {
+    "GreaterThan": "ge",
+    "StrictGreaterThan": "gt",
+    "LessThan": "le",
+    "StrictLessThan": "lt",
+    "Equality": "eq",
+}
+
+
+def related(value: Number) -> Iterator[tuple[str, Any, Any]]:
+    """What guards and assertions say of sizes together: the name of a comparison, and its sides as sympy has them."""
     known = value.node.shape_env
     asserted = [each.expr for several in known.deferred_runtime_asserts.values() for each in several]
     for condition in (*(guard.expr for guard in known.guards), *asserted):
         condition = known.replace(condition)
-        if len(getattr(condition, "args", ())) != 2:
-            continue
-        left, right = condition.args
-        match type(condition).__name__:
-            case "GreaterThan":
-                yield left - right
-            case "StrictGreaterThan":
-                yield left - right - 1
-            case "LessThan":
-                yield right - left
-            case "StrictLessThan":
-                yield right - left - 1
-            case "Equality":
-                yield left - right
-                yield right - left
+        if type(condition).__name__ in COMPARISONS:
+            left, right = condition.args
+            yield COMPARISONS[type(condition).__name__], left, right
 
 
 def asserted(value: Number) -> Iterator[tuple[Any, str]]:

@@ -104,7 +104,8 @@ def table_of(kind: str, record: CommunicationRecord, run: MeasuredRun | None) ->
         if run is not None:
             found = run.collectives[number]
             times += [found.begin, found.end, found.waited]
-        counts = (str(each.ranks), str(each.members), f"{each.bytes:,}")
+        ranks = f"{each.ranks}, between machines" if each.between_machines else str(each.ranks)
+        counts = (ranks, str(each.members), f"{each.bytes:,}")
         place = each.line.place if each.line is not None else ""
         in_us = (f"{value * 1e6:.0f}" for value in times)
         table.add_row(each.kind, each.group, *counts, each.about, *in_us, place, each.why)

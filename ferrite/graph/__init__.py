@@ -40,7 +40,16 @@ from ferrite.graph.facts import (
 from ferrite.graph.gradients import GradientFlow, says_so
 from ferrite.graph.order import PLACE, GraphCycle, stable_topological_sort, users_in_order
 from ferrite.graph.places import Place, PlaceIndex, Places
-from ferrite.graph.regions import USER_KERNEL, WRITTEN_AFTER, Regions, has_collectives, has_effect, is_random, mutates
+from ferrite.graph.regions import (
+    USER_KERNEL,
+    WRITTEN_AFTER,
+    Regions,
+    has_collectives,
+    has_effect,
+    is_random,
+    is_wait,
+    mutates,
+)
 from ferrite.graph.scatters import VIEW_SCATTERS, eager_refuses
 from ferrite.graph.source import TORCH_FOLDER, first_model_line, model_line
 from ferrite.graph.torch_calls import (
@@ -126,6 +135,7 @@ __all__ = [
     "is_random",
     "is_stored",
     "is_torch_function",
+    "is_wait",
     "keep_names",
     "leaves",
     "leaving_no_symbols",

@@ -8,7 +8,7 @@ the inputs and outputs of a graph do, which no rewrite may change.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,12 +89,9 @@ class Aliases:
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.storages: dict[torch.fx.Node, frozenset[Storage]] = {}
-        self.members: dict[Storage, list[torch.fx.Node]] = {}
         self.unknown: set[torch.fx.Node] = set()
         for node in graph.nodes:
             self.storages[node] = storages_of(node)
-            for storage in self.storages[node]:
-                self.members.setdefault(storage, []).append(node)
             if produces_value(node) and "val" not in node.meta and "example_value" not in node.meta:
                 self.unknown.add(node)
         inputs = (self.storages[node] for node in graph.nodes if node.op == "placeholder")
@@ -111,11 +108,6 @@ class Aliases:
         if first in self.unknown or second in self.unknown:
             return True
         return not self.of(first).isdisjoint(self.of(second))
-
-    def aliases_of(self, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-        """The other nodes that share memory with a node, once for each storage they share."""
-        for storage in self.of(node):
-            yield from (other for other in self.members.get(storage, ()) if other is not node)
 
 
 @dataclass(frozen=True)

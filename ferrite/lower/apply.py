@@ -24,7 +24,7 @@ from ferrite.lower.memory import dense_strides
 from ferrite.lower.probes import IN_EAGER
 from ferrite.lower.scalars import read
 from ferrite.lower.stores import write_into
-from ferrite.lower.table import COMPOSED, OTHERWISE, how_lowered, lowering_of
+from ferrite.lower.table import OTHERWISE, how_lowered, lowering_of
 from ferrite.lower.value import Box, Value, whole
 
 aten = torch.ops.aten
@@ -156,7 +156,7 @@ def settled(ctx: Builder, result: Any, out: Any) -> Any:
 
 def compose(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
     """Run torch's decomposition on pictures of the tensors, lowering every operator it calls."""
-    function = COMPOSED.get(target) or OTHERWISE.get(target) or torch_operators.decomposition(target)
+    function = OTHERWISE.get(target) or torch_operators.decomposition(target)
     if function is None:
         raise NotLowered("torch has no decomposition of it")
     seen = Seen(ctx.numbers)

@@ -18,10 +18,9 @@ import torch
 from ferrite.capture import torch_operators
 from ferrite.ir import OPERATORS, Axis, Cast, Expr, Index, Load, Masked, Op, Random, nodes_of
 from ferrite.lower.value import Box
+from ferrite.machines import machine_of
 
-MAX_RECOMPUTED_ADDITIONS = 12  # what writing an element and reading it again costs, about
-MAX_RECOMPUTED_LOADS = 2
-RANDOM_ADDITIONS = 40  # ten rounds of products, shared by four neighbours
+RANDOM_ADDITIONS = 40  # what a number costs: ten rounds of products, shared by four neighbours
 MAX_LOADS = 16  # of one expression: limits on the time to compile what is copied into its users
 MAX_OPERATORS = 100
 
@@ -34,6 +33,15 @@ def uses_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
         for operand in node.all_input_nodes:
             uses[operand] += max(count, 1)
     return uses
+
+
+def returned_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """What a graph returns, and what it returns views of."""
+    found = set(graph.output_node().all_input_nodes)
+    for node in reversed(graph.nodes):
+        if node in found and is_view(node):
+            found.update(node.all_input_nodes)
+    return found
 
 
 class SinceCall:
@@ -100,7 +108,8 @@ def worth_keeping(box: Box, uses: int) -> bool:
     if uses <= 1:
         return False
     cost = sum(cost_of(item) for item in work)
-    return cost > MAX_RECOMPUTED_ADDITIONS or loads > MAX_RECOMPUTED_LOADS
+    machine = machine_of(box.device)
+    return cost > machine.max_recomputed_additions or loads > machine.max_recomputed_loads
 
 
 def cost_of(item: Expr) -> int:

@@ -12,6 +12,7 @@ import torch
 from ferrite.capture import size_facts, torch_api
 from ferrite.errors import NotLowered
 from ferrite.ir import ONE, Index, Number, Symbol, as_index, maximum, minimum, multiply, number, symbol
+from ferrite.ir.program import differences
 
 
 def constant_value(index: Index | int) -> int | None:
@@ -92,9 +93,10 @@ class Sizes:
         if self._example is None:
             return ()
         found: dict[Index, None] = {}
-        for expression in size_facts.related(self._example):
-            with contextlib.suppress(UnknownSize):
-                found[self.read(expression, SymbolFacts(self._example))] = None
+        for comparison, left, right in size_facts.related(self._example):
+            for expression in differences(comparison, left, right):
+                with contextlib.suppress(UnknownSize):
+                    found[self.read(expression, SymbolFacts(self._example))] = None
         return tuple(found)
 
     def read(self, expression: Any, facts: SymbolFacts) -> Index:

@@ -1,10 +1,10 @@
-"""Which operator is lowered how: each stands in one of three tables.
+"""Which operator is lowered how: each stands in one of two tables, or in none.
 
     lowered   `@lowers(aten.amax.default)`: a function from values to values
-    composed  `composes(aten.silu.default)`: taken apart by torch's decomposition, whose parts are lowered
     eager     `eager(aten.nonzero.default, because="...")`: one call, with a reason
 
-What stands in none is composed where torch can take it apart, and called in eager where not. `how_lowered` answers for
+What stands in none is composed where torch can take it apart, by operators that are lowered, and called in eager where
+not. `how_lowered` answers for
 any operator.
 """
 
@@ -24,7 +24,6 @@ Function = TypeVar("Function", bound=Lower)
 
 LOWERED: dict[Any, Lower] = {}
 LOWERED_BY_NAME: dict[str, Lower] = {}  # by name: operators that torch defines when it first needs them
-COMPOSED: dict[Any, Lower | None] = {}
 OTHERWISE: dict[Any, Lower] = {}  # what a lowered operator is taken apart by where its lowering refuses
 EAGER: dict[Any, str] = {}
 
@@ -32,7 +31,7 @@ EAGER: dict[Any, str] = {}
 def _put(table: dict[Any, Any], operators: tuple[Any, ...], entry: Any) -> None:
     for operator in operators:
         for each in overloads(operator):
-            for other in (LOWERED, COMPOSED, EAGER):
+            for other in (LOWERED, EAGER):
                 if each in other:
                     raise ValueError(f"{each} is in a table already")
             table[each] = entry
@@ -63,11 +62,6 @@ def lowers_later(name: str) -> Callable[[Function], Function]:
 
 def lowering_of(operator: Any) -> Lower | None:
     return LOWERED.get(operator) or LOWERED_BY_NAME.get(str(operator))
-
-
-def composes(*operators: Any, by: Lower | None = None) -> None:
-    """Take operators apart with torch's own decomposition, or with `by`, a function of tensors."""
-    _put(COMPOSED, operators, by)
 
 
 def eager(*operators: Any, because: str) -> None:
@@ -103,8 +97,6 @@ def how_lowered(operator: Any) -> tuple[str, str]:
         return "lowered", f"depthwise, on CPU; others are {kind}: a kernel of torch" if kind else ""
     if kind is not None:
         return "template", f"{kind}: a kernel of torch"
-    if operator in COMPOSED:
-        return "composed", ""
     if is_random(operator):
         return "eager", DRAWN
     twin = functional_twin(operator)

@@ -15,7 +15,7 @@ import torch
 
 from ferrite.capture import size_facts, torch_operators
 from ferrite.errors import NotLowered
-from ferrite.graph import apart_in_memory, fake_value, model_line
+from ferrite.graph import apart_in_memory, fake_value, model_line, storages_of
 from ferrite.ir.program import Input, Origin, Output, Program
 from ferrite.lower.allocate import with_allocations
 from ferrite.lower.apply import apply
@@ -24,7 +24,8 @@ from ferrite.lower.calls import flat
 from ferrite.lower.dead import live_operations
 from ferrite.lower.device_operands import with_operands_beside
 from ferrite.lower.inputs import attribute, bind_rest, new_input
-from ferrite.lower.materialise import uses_of, worth_keeping
+from ferrite.lower.materialise import returned_nodes, uses_of, worth_keeping
+from ferrite.lower.memory import copied, dense_strides, strides_in_storage
 from ferrite.lower.outputs import body_outputs, program_outputs
 from ferrite.lower.scalars import computed_size, number_of
 from ferrite.lower.value import Value
@@ -55,7 +56,7 @@ class Walk:
         self.values: dict[torch.fx.Node, Any] = {}
         self.inputs: list[Input] = []
         self.outputs: tuple[Output, ...] = ()
-        self.uses = uses_of(gm.graph)
+        self.uses, self.returned = uses_of(gm.graph), returned_nodes(gm.graph)
         if builder.sizes.computed is None:
             builder.sizes.computed = partial(computed_size, builder)
 
@@ -115,7 +116,24 @@ class Walk:
             if leaves or worth_keeping(value.box, self.uses[node]):
                 self.builder.realise(value.box)
             self.builder.since_call.settled(node, value.box)
+        elif isinstance(value, Value) and self.leaves_as_copy(node, value):
+            fake = fake_value(node)
+            value = copied(self.builder, value, dense_strides(self.builder, fake))
         return value
+
+    def leaves_as_copy(self, node: torch.fx.Node, value: Value) -> bool:
+        """Whether a value that is read out of memory, as by a `reshape` that no strides can say, is returned, itself or
+        as a view. It is copied for that anyway: now, so that who reads it too reads the copy, and what it is a part of
+        can go."""
+        fake = fake_value(node)
+        if not isinstance(fake, torch.Tensor) or node not in self.returned:
+            return False
+        own = storages_of(node)
+        if not own or any(own & storages_of(operand) for operand in node.all_input_nodes):
+            return False
+        source = self.builder.buffers[self.builder.realise(value.box)]
+        can_go = self.builder.buffers[source.storage].kind in ("owned", "donated")
+        return can_go and strides_in_storage(self.builder, value) is None
 
     def outputs_of(self, node: torch.fx.Node) -> tuple[Output, ...]:
         results = flat(node.args[0]) if self.is_body else node.args[0]

@@ -1,5 +1,6 @@
 """All that is measured about machines: numbers that passes, lowering and scheduling decide by, and where each is from.
 
+    any_machine     what is asked of every device: what calls and copies cost, and what memory does beside work
     cpu             processors: caches, vectors, threads, tiles; what calls of torch cost
     beside_torch    where kernels of our own are as fast as those of the libraries that torch has
     gpu             GPUs; gpu_attention: how attention is arranged there
@@ -10,6 +11,7 @@ lowering, which have a device and no target, ask `machine_of` (or `host_machine`
 known to be one); a target has the same machine, with what it asked the hardware. A new one is added to `MACHINES`.
 """
 
+from ferrite.machines.any_machine import AnyMachine
 from ferrite.machines.beside_torch import (
     UNMEASURED,
     AttentionSizes,
@@ -23,7 +25,7 @@ from ferrite.machines.beside_torch import (
 from ferrite.machines.cpu import NEOVERSE_N1, XEON, Machine
 from ferrite.machines.gpu import H200, MATRIX_UNIT_BYTES, MATRIX_UNIT_SIDE, GpuMachine, MatrixSpeeds
 from ferrite.machines.gpu_attention import AttentionBlocks, AttentionMachine
-from ferrite.machines.known import MACHINES, AnyMachine, gpu_machine, host_machine, machine_of
+from ferrite.machines.known import MACHINES, gpu_machine, host_machine, machine_of
 from ferrite.machines.network import GroupShape, InvalidNetwork, Link, Network, fitted, network_of, parse_network
 
 __all__ = [

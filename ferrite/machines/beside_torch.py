@@ -252,6 +252,7 @@ class EmbeddingCompression:
     """From which sizes on the other order was measured to be faster on a CPU: the table in
     `passes/pre_grad/compress_worth.py`. `least_times_fewer`: operations, for a product of pairs."""
 
+    max_weight_side: int = 1024  # rows of a weight, or of what it mixes, that a kernel keeps in caches
     max_weight_rows: int = 4
     min_concat_bytes: int = 1 << 23
     min_part_bytes: int = 1 << 16  # of a part in each sample

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ferrite.machines.any_machine import AnyMachine
 from ferrite.machines.beside_torch import (
     BESIDE_TORCH,
     EMBEDDING_COMPRESSION,
@@ -26,7 +27,7 @@ from ferrite.machines.beside_torch import (
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(AnyMachine):
     """One processor. What a field has by itself is a Neoverse N1's, which is below its successors and today's x86
     servers; vectors and caches are asked of the processor that code is made for (`targets/cpu.py`). The sizes of tiles
     decide no rounding."""
@@ -91,12 +92,17 @@ class Machine:
     min_block_products: int = 1 << 19
     min_outer_blocks: int = 8  # blocks of rows, in all matrices of a batch, for threads to share these
     max_shared_panel_bytes: int = 1 << 25  # of a factor that is packed as a whole, for all threads
+    products_of_an_addition: int = 2  # that take as long as one addition with its loads and stores
 
     # --- attention: rows of a block, which share what they read of keys and values; keys that are gone through at once,
     # which cut sums: the same on every machine.
     # Queries, scores and results of a block are three tiles of 16 KiB, for rows of 64 elements. Not tried.
     attention_rows: int = 64
     attention_keys: int = 64
+    # Of a block with so few rows that vectors lie along keys and values: sums in registers, with what is multiplied
+    # beside them, and keys at once. Not tried with fewer than 32 registers.
+    few_row_sums: int = 16
+    few_row_keys: int = 8
     narrow_rows_cost: float = 1.05  # times as long take rows in narrower blocks, which share less; not tried
 
     # --- additions to tables, row by row
@@ -114,10 +120,6 @@ class Machine:
     min_split_bytes: int = 1 << 16  # that two runs must save over one: one more native call costs a few microseconds
 
     # --- calls of torch, where one stands for several or several for one
-    # Below what was measured, so that what is taken by them pays on slower machines, too: two cores copy 6e10 bytes.
-    # The cost of a call was not measured by itself: what comes of it is the table in `passes/pre_grad/horizontal.py`.
-    call_seconds: float = 4e-6
-    copy_bytes_per_second: float = 1e10
     # Of matrix products in 32 bits, with all threads: two cores of an N1 have 6.2e10 in OpenBLAS, and can have 8e10.
     product_flops: float = 6e10
     # A stack and what takes it apart cost about half of a small call for each member, and 15 microseconds: tiny calls,
@@ -137,6 +139,9 @@ class Machine:
     # table in `passes/freezing/layouts.py`).
     min_weight_layout_convolution: int = 1 << 21
     min_weight_layout_pointwise: int = 1 << 25
+    # Rows from which on another layout of a weight pays: a single one is multiplied at the speed of memory, however the
+    # weight lies (the table in `passes/freezing/layouts.py`).
+    min_layout_rows: int = 2
     # Keys up to which torch's kernel for attention is level with products while training: see `bench/attention.py`.
     max_training_attention_keys: int = 128
 
@@ -166,6 +171,17 @@ class Machine:
         if self.vector_bytes <= 16:
             return 4, self.registers // 8
         return (8, 3) if self.registers >= 32 else (4, 3)
+
+    def dot_tile(self, rows: int) -> tuple[int, int]:
+        """Rows, and columns beside each other, of a tile of sums each of which is a vector, for so many rows. A vector
+        of a factor is used four times; with more rows, lanes are added up for longer at the end of each sum."""
+        tall = min(rows, 4)
+        return tall, min(self.registers * 3 // 4 // tall, 8)
+
+    @property
+    def convolution_tile(self) -> tuple[int, int]:
+        """Places, and vectors of channels beside each other, of a tile of sums that registers hold."""
+        return 4, self.registers // 8
 
     @property
     def attention_tile(self) -> tuple[int, int]:

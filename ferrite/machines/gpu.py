@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ferrite.machines.any_machine import AnyMachine
 from ferrite.machines.gpu_attention import ATTENTION_BLOCKS, AttentionMachine
 from ferrite.tune import ProductConfig
 
@@ -70,7 +71,7 @@ PRODUCT_BLOCKS = ProductBlocks(
 
 
 @dataclass(frozen=True)
-class GpuMachine:
+class GpuMachine(AnyMachine):
     """The numbers are those of an H200; where one was measured, what was seen stands beside it.
 
     `threads` and `registers`: of one multiprocessor. `shared_bytes`: memory that its threads share. `cache_bytes`:
@@ -128,15 +129,26 @@ class GpuMachine:
     shared_elements: int = 1 << 23
     min_kept_columns: int = 512
     rows_under_way: int = 3
+    min_piece_rows: int = 4  # that a program goes through: with fewer, its columns cost more than they save
     kept_column_elements: int = 32  # of a row that one thread has
     # Elements that one program may have though most of the machine is idle: some microseconds, as one launch takes.
     one_program_elements: int = 1 << 15
+    # Points of operations up to which one program does them as fast as many: what is fused is then no matter of how
+    # programs share it. Not measured.
+    one_program_points: int = 1 << 14
+    # Elements of rows, or of columns, up to which a program has all of them at once where one kernel goes along both.
+    # Not measured: eight of 512 threads, in registers.
+    max_held_elements: int = 1 << 12
     # Elements of a block that one thread has: 16 bytes of a 16-bit type are one load.
     # Measured: add of 32768 x 1024 in bf16, 52 us with 8 and with 16 (the memory's time is 48).
     thread_elements: int = 8
     # The same where random numbers are made.
     # Measured: dropout of 32768 x 1024 in bf16, 47 us with 16, 51 with 8 (the memory's time is 32).
     random_elements: int = 16
+    # Elements of a block that is not gone through in steps, beyond which a thread has twice as many: of a row that is
+    # reduced, and of others. Not measured.
+    max_row_elements: int = 4096
+    max_flat_elements: int = 2048
     # The same where a row is reduced: fewer threads have less to tell each other.
     # Measured: softmax of 32768 x 1024 in bf16, 37 us with 16, 42 with 8, 54 with 4 (the memory's time is 32).
     row_elements: int = 16
@@ -173,6 +185,15 @@ class GpuMachine:
     # 100 with 512, 162 with 1024; 88 as one flat axis.
     window_block: int = 256
     window_elements: int = 4
+    # Elements from one lane to the next, up to which lanes share lines of memory.
+    max_lane_step: int = 4
+    # Lanes of a block for each element: where more would lie outside, neighbouring axes are joined, which costs
+    # divisions. Not measured.
+    max_lanes_per_element: float = 1.25
+    # Elements of a reduction that are written out: along memory; and across it, where every one is a load of its own,
+    # and more would not fit into registers. Not measured.
+    max_written_along: int = 8
+    max_written_across: int = 32
     # Elements of a block of short rows: a program has several.
     # Measured: softmax of rows of 64 in bf16, 37 us with 2048, 40 with 1024.
     rows_block: int = 2048
@@ -213,6 +234,16 @@ class GpuMachine:
     max_factor_additions: int = 8
     # Bytes that a kernel touches, up to which starting it counts: the memory has them in six microseconds.
     small_bytes: int = 24 << 20
+    # Operations of several kernels that become one kernel: in each program they run one after the other.
+    max_members_beside: int = 12
+    # A small tensor is computed where it is read, if an element takes so few additions and loads: the reader moves at
+    # least as many bytes meanwhile. And if so many read each element; with fewer, it is no table, but work that is
+    # shared. Not measured.
+    max_table_additions: int = 48
+    max_table_loads: int = 4
+    min_table_readers: int = 8
+    # Columns of a matrix up to which it does not matter where its rows begin: writing it takes no time.
+    max_thin_columns: int = 16
     # Bytes side by side that make a load of a warp whole, and those that memory gives at once.
     line_bytes: int = 128
     sector_bytes: int = 32
@@ -222,6 +253,8 @@ class GpuMachine:
     min_grouped_launches: int = 4
     max_grouped_block: int = 4096
     max_bytes_between: int = 1 << 20
+    # Of the result of a product, from which on it is not to be there twice, padded and not.
+    min_bytes_in_rows: int = 32 << 20
     # Bytes that small kernels may keep which wait for the end of a program, to be one launch there.
     max_postponed_bytes: int = 16 << 20
     # Bytes that two runs must save over one: torch's allocator rounds large blocks up to 2 MB.
@@ -229,10 +262,8 @@ class GpuMachine:
 
     # --- calls of torch -----------------------------------------------------------------------------------------------
 
-    # What a launch takes, and what a copy reads and writes, for calls that are one instead of several. Below what was
-    # measured, so that one is taken where it pays on slower GPUs, too: four small kernels take 55 microseconds, and
-    # copies of 512 MB read and write 4.17e12 bytes a second.
-    call_seconds: float = 4e-6
+    # Below what was measured, so that one call is taken instead of several where it pays on slower GPUs, too: copies of
+    # 512 MB read and write 4.17e12 bytes a second.
     copy_bytes_per_second: float = 1e12
     matrix_speeds: MatrixSpeeds = MatrixSpeeds()
     # Launches of a run from which on they are a CUDA graph.

@@ -6,25 +6,12 @@ import functools
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
+from ferrite.machines.any_machine import AnyMachine
 from ferrite.machines.cpu import NEOVERSE_N1, XEON, Machine
 from ferrite.machines.gpu import H200, GpuMachine
-
-
-class AnyMachine(Protocol):
-    """What is asked of every device: seconds that a call of torch takes by itself, bytes a second that a copy reads and
-    writes, and operations a second of matrix products on elements of so many bytes."""
-
-    @property
-    def call_seconds(self) -> float: ...
-
-    @property
-    def copy_bytes_per_second(self) -> float: ...
-
-    def flops_per_second(self, itemsize: int) -> float: ...
 
 
 @functools.cache

@@ -104,7 +104,6 @@ class Step:
     reads: tuple[int, ...]
     bytes: int | None
     flops: int | None
-    plan_step: int
     seconds: float | None = None
     calls: int = 0
 
@@ -180,7 +179,6 @@ class Graph:
     operators: int = 0
     failure: str | None = None
     rows: tuple[str, ...] = ()
-    row_places: tuple[int, ...] = ()
     first: tuple[int, ...] = ()
     passes: tuple[Pass, ...] = ()
     near_misses: tuple[NearMiss, ...] = ()

@@ -201,7 +201,6 @@ def before_data(details: GraphDetails, record: CompileRecord, places: SourceLine
         detailed=True,
         operators=len(last),
         rows=tuple(row.text for row in details.rows),
-        row_places=tuple(places.of(row.line) for row in details.rows),
         first=first,
         passes=with_skipped(record.passes.get("pre_grad" if details.kind == "torch" else details.kind, ()), passes),
         near_misses=near_misses(details, places),
@@ -268,7 +267,6 @@ def graph_data(graph: GraphRecord, details: GraphDetails | None, places: SourceL
         plain,
         detailed=True,
         rows=tuple(row.text for row in details.rows),
-        row_places=tuple(places.of(row.line) for row in details.rows),
         first=first,
         passes=with_skipped(graph.passes, passes),
         near_misses=near_misses(details, places),
@@ -287,14 +285,12 @@ def graph_data(graph: GraphRecord, details: GraphDetails | None, places: SourceL
 def launches_without_details(graph: GraphRecord, places: SourceLines) -> list[data.Step]:
     """What is known of steps without the plan: kernels, then calls."""
     found = [
-        data.Step(
-            "kernel", each.name, -1, -1, each.region, (), line_numbers(each.lines, places), "", (), None, None, -1
-        )
+        data.Step("kernel", each.name, -1, -1, each.region, (), line_numbers(each.lines, places), "", (), None, None)
         for each in graph.kernels
     ]
     for call in graph.eager_calls:
         at = line_numbers(() if call.line is None else (call.line,), places)
-        found.append(data.Step("call", call.operator, -1, -1, None, (), at, call.reason, (), None, None, -1))
+        found.append(data.Step("call", call.operator, -1, -1, None, (), at, call.reason, (), None, None))
     return found
 
 

@@ -28,24 +28,23 @@ class Steps:
         self.in_run: dict[tuple[int, int], int] = {}  # the step of each launch of each run
 
     def all(self) -> list[Step]:
-        self.add_plan(self.compiled.plan, None)
+        self.add_plan(self.compiled.plan)
         return self.found
 
-    def add_plan(self, plan: Plan, within: int | None) -> None:
+    def add_plan(self, plan: Plan) -> None:
         table, written = BufferTable(plan.program), dict[str, int]()
         regions = iter(plan.regions)
         for place, step in enumerate(plan.steps):
-            at = place if within is None else within
             if isinstance(step, Run):
                 for number, launch in enumerate(step.launches):
-                    self.add_launch(step, number, launch, table, written, at, next(regions, None))
+                    self.add_launch(step, number, launch, table, written, next(regions, None))
                 continue
             if place in plan.bodies:
                 for body in plan.bodies[place]:
-                    self.add_plan(body, at)
+                    self.add_plan(body)
             elif not isinstance(step, Allocate | Bind | Assert):
                 refusal = plan.not_compiled.get(place)
-                self.add_operation(step, table, written, at, "" if refusal is None else refusal.reason)
+                self.add_operation(step, table, written, "" if refusal is None else refusal.reason)
 
     def add_launch(
         self,
@@ -54,7 +53,6 @@ class Steps:
         launch: Launch,
         table: BufferTable,
         written: dict[str, int],
-        at: int,
         region: int | None,
     ) -> None:
         pairs = list(zip(launch.kernel.arguments, launch.arguments, strict=False))
@@ -75,15 +73,12 @@ class Steps:
                 reads=tuple(sorted({written[name] for name in read if name in written})),
                 bytes=bytes_moved(launch.operations, table, set(launch.arguments), hints),
                 flops=flops_of(launch.operations, hints),
-                plan_step=at,
             ),
             None,
         )
         written.update({name: len(self.found) - 1 for pointer, name in pairs if pointer.access != "read"})
 
-    def add_operation(
-        self, operation: Operation, table: BufferTable, written: dict[str, int], at: int, refusal: str
-    ) -> None:
+    def add_operation(self, operation: Operation, table: BufferTable, written: dict[str, int], refusal: str) -> None:
         call = call_of(operation)
         read = {table.buffers[access.buffer].storage for access in reads(operation)}
         outside = read | {table.buffers[access.buffer].storage for access in writes(operation)}
@@ -102,7 +97,6 @@ class Steps:
                 reads=tuple(sorted({written[name] for name in read if name in written})),
                 bytes=bytes_moved((operation,), table, outside, self.compiled.hints),
                 flops=sum(counted) if counted else flops_of((operation,), self.compiled.hints),
-                plan_step=at,
             ),
             operation,
         )

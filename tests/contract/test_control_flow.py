@@ -263,7 +263,8 @@ def test_assertion_on_data_fails_while_running() -> None:
     assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
 
 
-@pytest.mark.parametrize("side", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("side", [True, False])
 def test_scan_inside_of_cond_in_training(side: bool) -> None:
     """The gradient that the loop begins with is one number for all elements, and has strides of its own."""
 

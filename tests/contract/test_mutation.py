@@ -457,7 +457,7 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("write", WRITES)
 def test_whether_a_reshape_copies_is_decided_by_what_was_written(write: str, training: bool) -> None:
     def fn(x):

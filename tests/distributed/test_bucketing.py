@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from tests.distributed.programs import collectives, count, gathered, passed, reduced, scattered
+import ferrite
+from ferrite.machines import Link, Network
+from tests.distributed.programs import RANKS, collectives, count, gathered, passed, reduced, scattered
 from tests.graphs import named, target_names
 from tests.ranks import imagined_ranks
 
@@ -219,6 +222,29 @@ def test_the_cost_model_leaves_large_ones_apart():
     assert count(gm, "all_gather") == 4
     starts = [node for node in gm.graph.nodes if "all_gather" in str(node.target)]
     assert all("gain nothing" in node.meta["why_not_moved"] for node in starts)
+
+
+def test_the_cost_model_keeps_to_a_bound_of_memory(tmp_path):
+    """Each gathered weight has 200 MB. Where all are read again at the end, all buckets would be there beside them."""
+
+    def fn(x, *shards, times):
+        whole = [gathered(shard) for shard in shards]
+        for weight in whole * times:
+            x = x + (x @ weight).sum(1, keepdim=True)
+        return x
+
+    slow = {"any": Link(1.0, 1e15)}
+    network = tmp_path / "network.txt"
+    network.write_text(str(Network(slow, slow, RANKS)))
+    inputs = [torch.empty(64, 8192, device="meta"), *(torch.empty(1024, 6400, device="meta") for _ in range(8))]
+    counts = {}
+    for times in (1, 2):
+        with ferrite.using(network=network):
+            program = functools.partial(fn, times=times)
+            gm = passed(program, *inputs, steps=("bucket_all_gather",), distributed="auto")
+        counts[times] = count(gm, "all_gather")
+    assert counts[1] == 4, "two at a time"
+    assert 4 < counts[2] < 8
 
 
 def test_nothing_happens_that_nobody_asked_for():

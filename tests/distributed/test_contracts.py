@@ -101,22 +101,16 @@ def gathers(x: torch.Tensor, p: torch.Tensor, q: torch.Tensor, write: Write) -> 
     return y @ second[:16], whole(p)
 
 
-def sums(x: torch.Tensor, p: torch.Tensor, q: torch.Tensor, write: Write) -> Any:
-    first = shared(p)
-    write(p)
-    second = shared(p * 2)
-    y = x @ q
-    write(q)
-    return first, second, shared(q), y
+def sums_by(collective: Callable[[torch.Tensor], torch.Tensor]) -> Program:
+    def sums(x: torch.Tensor, p: torch.Tensor, q: torch.Tensor, write: Write) -> Any:
+        first = collective(p)
+        write(p)
+        second = collective(p * 2)
+        y = x @ q
+        write(q)
+        return first, second, collective(q), y
 
-
-def whole_sums(x: torch.Tensor, p: torch.Tensor, q: torch.Tensor, write: Write) -> Any:
-    first = reduced(p)
-    write(p)
-    second = reduced(p * 2)
-    y = x @ q
-    write(q)
-    return first, second, reduced(q), y
+    return sums
 
 
 def moved(x: torch.Tensor, p: torch.Tensor, q: torch.Tensor, write: Write) -> Any:
@@ -135,12 +129,12 @@ CASES: Mapping[str, tuple[Case, ...]] = {
     "decompose_collectives": (Case(shared_rows, ["decompose_comms"]),),
     "dedup_reduce_scatter": (Case(sums_of_sums, ["dedup_reduce_scatter"]), Case(sums_of_sums, "auto")),
     "bucket_reduce_scatter": (
-        *(Case(sums, {"bucket_rs": {"style": style}}) for style in ("traced", "opaque", "coalesced")),
-        Case(sums, "auto"),
+        *(Case(sums_by(shared), {"bucket_rs": {"style": style}}) for style in ("traced", "opaque", "coalesced")),
+        Case(sums_by(shared), "auto"),
     ),
     "bucket_all_reduce": (
-        *(Case(whole_sums, {"bucket_ar": {"style": style}}) for style in ("traced", "opaque", "coalesced")),
-        Case(whole_sums, "auto"),
+        *(Case(sums_by(reduced), {"bucket_ar": {"style": style}}) for style in ("traced", "opaque", "coalesced")),
+        Case(sums_by(reduced), "auto"),
     ),
     "bucket_all_gather": (
         *(Case(gathers, {"bucket_ag": {"style": style}}) for style in ("traced", "opaque", "coalesced")),

@@ -12,7 +12,7 @@ import ferrite
 from ferrite.ir.program import Collective, Wait
 from ferrite.machines import Link, Network
 from tests.compare import reset
-from tests.distributed.programs import RANKS, collectives, count, gathered, passed, reduced, scattered
+from tests.distributed.programs import RANKS, c10d, collectives, count, gathered, passed, reduced, scattered
 from tests.ranks import imagined_ranks
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
@@ -160,6 +160,20 @@ def test_memory_in_flight_is_nobodys(monkeypatch):
                 assert all(host != storage for host, _ in step.borrowed_space.values()) or place > waited
             if storage in plan.last_uses[place]:
                 assert place >= waited
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_what_is_being_sent_is_not_overwritten(is_sent):
+    """A sum that is the last to read a tensor is made in its memory: not while a gather of that is under way."""
+
+    def fn(x):
+        sent = torch.sin(x)
+        whole = c10d.all_gather_into_tensor(sent, RANKS, "0") if is_sent else None
+        total = c10d.all_reduce(sent, "sum", "0")
+        return c10d.wait_tensor(whole) if is_sent else None, c10d.wait_tensor(total) + 1
+
+    compiled_program(fn, [torch.randn(64, 64)], "off")
+    assert ("all_reduce_(" in ferrite.last_compile().graphs[-1].source) != is_sent
 
 
 def test_a_graph_without_collectives_is_not_looked_at():

@@ -40,6 +40,15 @@ SMALL = text("""
 """)
 
 
+def assert_lawful(source, fine, law):
+    """Whether a kernel keeps all laws, or breaks this one."""
+    if fine:
+        verify_kernel(parse_kernel(source))
+    else:
+        with pytest.raises(InvalidProgram, match=law):
+            verify_kernel(parse_kernel(source))
+
+
 def small(old, new):
     return changed(SMALL, old, new)
 
@@ -214,11 +223,7 @@ def test_a_store_at_one_place_for_all_is_right_where_there_is_at_most_one(most, 
             for i in parallel((n + 63) // 64):
                 out[0] = f32(1.0)
     """)
-    if fine:
-        verify_kernel(parse_kernel(kernel))
-    else:
-        with pytest.raises(InvalidProgram, match="K9"):
-            verify_kernel(parse_kernel(kernel))
+    assert_lawful(kernel, fine, "K9")
 
 
 @pytest.mark.parametrize(
@@ -243,11 +248,7 @@ def test_what_is_combined_where_memory_says_is_apart_for_every_thread(place, fin
                     v0: i64 = at[j]
                     out[{place}].add(f32(1.0))
     """)
-    if fine:
-        verify_kernel(parse_kernel(source))
-    else:
-        with pytest.raises(InvalidProgram, match="K9"):
-            verify_kernel(parse_kernel(source))
+    assert_lawful(source, fine, "K9")
 
 
 @pytest.mark.parametrize(
@@ -271,11 +272,7 @@ def test_what_is_combined_in_rows_of_any_length_is_apart_for_every_thread(place,
                     v0: i64 = at[0]
                     out[{place}].add(f32(1.0))
     """)
-    if fine:
-        verify_kernel(parse_kernel(source))
-    else:
-        with pytest.raises(InvalidProgram, match="K9"):
-            verify_kernel(parse_kernel(source))
+    assert_lawful(source, fine, "K9")
 
 
 START = "min(n - 128*i, max(2 - 128*i, 0))"  # what a part of two columns has in this block
@@ -301,8 +298,4 @@ def test_what_lies_after_another_part_is_inside_of_a_tile(length, place, fine):
                 for j in serial({length}):
                     tile[{place}] = f32(1.0)
     """)
-    if fine:
-        verify_kernel(parse_kernel(source))
-    else:
-        with pytest.raises(InvalidProgram, match="K10"):
-            verify_kernel(parse_kernel(source))
+    assert_lawful(source, fine, "K10")

@@ -14,8 +14,7 @@ from tests.models.test_models import assert_matches_eager, compiled_by, inputs_f
 
 CASES = [
     "resnet",
-    "distilbert",
-    *(pytest.param(n, marks=pytest.mark.slow) for n in ("mobilenet-v1", "llama", "t5", "swin")),
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ("distilbert", "mobilenet-v1", "llama", "t5", "swin")),
 ]
 PRODUCTS = ("aten.mm.default", "aten.addmm.default")
 

@@ -26,7 +26,7 @@ SLOW |= {"mobilenet-v1", "yolos", "gemma2", "qwen2", "bert", "gpt2", "swin", "ef
 SLOW_TO_TRAIN = (
     SLOW | {"modernbert"} | {"bert", "gpt2", "qwen2", "gemma2", "mixtral", "mamba", "wav2vec2", "mobilenet-v1"}
 )
-SLOW_TO_TRAIN |= {"segformer", "yolos", "clip", "swin", "efficientnet", "vit", "distilbert"}
+SLOW_TO_TRAIN |= {"segformer", "yolos", "clip", "swin", "efficientnet", "vit", "distilbert", "resnet"}
 
 CACHE_PARTS = (hf.Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)
 

@@ -55,6 +55,7 @@ def test_without_the_pre_grad_stage(decompose):
     assert ferrite.last_compile().rewrites["sfdp_inference"] == 1
 
 
+@pytest.mark.slow
 @since(2, 13)
 def test_one_graph_serves_every_length():
     def fn(q: Any, k: Any, v: Any, hidden: Any) -> Any:

@@ -91,7 +91,7 @@ def test_a_mask_that_hides_something_stays(kind):
     assert "mask_of_nothing" not in ferrite.last_compile().rewrites
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_causal_mask_is_said_by_a_flag(dynamic):
     """Where lengths are known: its elements are looked at."""
     assert_same_as_eager(Causal(), lambda: [torch.randn(2, 5, 16)], backward=True, fullgraph=True, dynamic=dynamic)

@@ -23,6 +23,7 @@ from ferrite.passes.post_grad.loops import decompose_map_to_while_loop, decompos
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.pipeline import graph_pass
 from ferrite.runtime import run_in_eager
+from tests.cases import seldom
 from tests.compare import assert_same_as_eager, since
 from tests.custom_operators import increment, swap
 from tests.graphs import target_names
@@ -680,7 +681,9 @@ LOOPS = [
 
 @pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("dynamic", SELDOM_DYNAMIC)
-@pytest.mark.parametrize("fn", LOOPS, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn", seldom(LOOPS, two_sequences, carry_unchanged, backwards, plain_map), ids=lambda fn: fn.__name__
+)
 def test_loops(fn, dynamic, length):
     make = lambda: [torch.randn(3), torch.randn(length, 3)]  # noqa: E731
     assert_same_as_eager(fn, make, options={"passes": [SCAN, MAP]}, dynamic=dynamic, graphs=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -219,7 +220,7 @@ def test_it_is_worth_it_where_enough_rows_are_alike():
 def test_a_large_result_that_leaves_is_made_in_aligned_rows(monkeypatch, fresh_compiler):
     """It would be there twice: padded, and not."""
     module = sys.modules[PAD_RULES[0].rewrite.__module__]  # its name is that of the pass, too
-    monkeypatch.setattr(module, "MIN_BYTES_IN_ROWS", 1 << 10)
+    monkeypatch.setattr(module, "gpu_machine", lambda: replace(H200, min_bytes_in_rows=1 << 10))
 
     def logits(x, w):
         return (x.tanh().flatten(0, 1) @ w.t()).unflatten(0, (4, -1))

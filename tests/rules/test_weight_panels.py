@@ -68,7 +68,11 @@ def test_layers_of_any_sizes(rows, inner, columns):
     ],
     ids=lambda item: str(getattr(item, "convolution", item)),
 )
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["by places", "by channels"])
+@pytest.mark.parametrize(
+    "layout",
+    [torch.contiguous_format, pytest.param(torch.channels_last, marks=pytest.mark.slow)],
+    ids=["by places", "by channels"],
+)
 def test_convolutions_of_any_windows(image, model, layout):
     x = torch.randn(image).to(memory_format=layout)
     ours = frozen(model)(x)

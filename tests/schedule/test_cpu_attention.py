@@ -21,6 +21,7 @@ from ferrite.ir.program.interpret import Interpreter
 from ferrite.lower.graph import LoweredProgram, lower_module
 from ferrite.schedule.steps import Plan
 from tests.compare import assert_no_farther, assert_same_as_eager, compile_strict, reset
+from tests.flex_attention import CAUSAL, attention_within_documents, blocks, two_samples_of_three_documents
 from tests.schedule.plans import MACHINE, loops, make
 
 pytestmark = [
@@ -40,13 +41,6 @@ def qkv(
         torch.randn(batch, heads // groups, keys, width),
         torch.randn(batch, heads // groups, keys, columns),
     ]
-
-
-def blocks(mask: Callable[..., Any], rows: int, keys: int, heads: int | None = None, side: int = 32) -> Any:
-    return create_block_mask(mask, None, heads, rows, keys, device="cpu", BLOCK_SIZE=side)
-
-
-CAUSAL = lambda b, h, m, n: m >= n  # noqa: E731
 
 
 def listed(found: Any) -> list[torch.Tensor]:
@@ -83,7 +77,7 @@ def test_keys_are_gone_through_block_by_block(rows):
     [
         {"rows": 1, "keys": 1, "width": 1, "columns": 1},
         pytest.param({"rows": 64, "keys": 64, "width": 64, "columns": 64}, marks=slow),
-        {"rows": 33, "keys": 67, "width": 7, "columns": 3},
+        pytest.param({"rows": 33, "keys": 67, "width": 7, "columns": 3}, marks=slow),
         pytest.param({"rows": 17, "keys": 200, "width": 256, "columns": 5}, marks=slow),
         {"rows": 97, "keys": 2, "width": 33, "columns": 65, "batch": 3},
     ],
@@ -108,6 +102,7 @@ def test_heads_share_keys():
     )
 
 
+@slow
 def test_a_batch_shares_keys():
     inputs = [torch.randn(3, 2, 20, 8), *(torch.randn(1, 2, 40, 8) for _ in range(2))]
     mask = create_block_mask(lambda b, h, m, n: m + b >= n, 3, None, 20, 40, device="cpu", BLOCK_SIZE=16)
@@ -154,22 +149,17 @@ def test_masks_with_blocks():
     assert_one_kernel(lambda q, k, v: flex_attention(q, k, v, block_mask=mask, scale=0.3), qkv())
 
 
-@pytest.mark.parametrize("side", [16, pytest.param(48, marks=slow), pytest.param(128, marks=slow)])
+@pytest.mark.parametrize(
+    "side", [pytest.param(16, marks=slow), pytest.param(48, marks=slow), pytest.param(128, marks=slow)]
+)
 def test_sides_of_blocks(side):
     mask = blocks(lambda b, h, m, n: (m >= n) & (m - n < 40), 200, 200, side=side)
     assert_one_kernel(lambda q, k, v: flex_attention(q, k, v, block_mask=mask, return_lse=True), qkv(200, 200))
 
 
+@slow
 def test_documents_and_views_that_a_graph_makes():
-    documents = torch.tensor([0] * 11 + [1] * 17 + [2] * 12)
-
-    def fn(x, documents):
-        q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2) for part in x.chunk(3, -1))
-        same = lambda b, h, m, n: documents[b, m] == documents[b, n]  # noqa: E731
-        mask = create_block_mask(same, 2, None, 40, 40, device="cpu", BLOCK_SIZE=16)
-        return flex_attention(q, k, v, block_mask=mask).transpose(1, 2).flatten(2)
-
-    assert_one_kernel(fn, [torch.randn(2, 40, 96), documents.expand(2, -1).contiguous()])
+    assert_one_kernel(attention_within_documents, two_samples_of_three_documents())
 
 
 def test_scores_are_changed_by_captured_tensors():
@@ -181,6 +171,7 @@ def test_scores_are_changed_by_captured_tensors():
     assert_one_kernel(fn, qkv())
 
 
+@slow
 def test_scores_that_are_places():
     table = torch.randn(5)
 
@@ -256,7 +247,7 @@ sdpa = F.scaled_dot_product_attention
         {},
         {"rows": 1, "keys": 130},
         {"rows": 3, "keys": 130, "heads": 4, "groups": 2, "batch": 2},
-        {"rows": 130, "keys": 6},
+        pytest.param({"rows": 130, "keys": 6}, marks=slow),
     ],
     ids=str,
 )

@@ -16,7 +16,6 @@ from ferrite.ir.kernel.nodes import When, walk
 from ferrite.ir.program.interpret import interpret
 from ferrite.ir.program.loop_operations import Sort
 from ferrite.machines import GpuMachine
-from ferrite.schedule.gpu import profit
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
 from ferrite.schedule.plan import make_plan
 from tests.gpu_plans import MACHINE, TINY, assert_as_eager, loops, lowered, run_plan, scheduling
@@ -131,7 +130,9 @@ def test_sizes_that_are_not_known(name):
     assert_as_eager(function, *inputs, machine=TINY, dynamic=True)
 
 
-PIECES = GpuMachine(multiprocessors=64, long_scan_elements=16, scan_piece_elements=8, one_program_elements=8)
+PIECES = GpuMachine(
+    multiprocessors=64, long_scan_elements=16, scan_piece_elements=8, one_program_elements=8, one_program_points=0
+)
 RUNS = {
     "sum": lambda x: x.cumsum(-1),
     "product": lambda x: x.cumprod(-1),
@@ -146,8 +147,7 @@ RUNS = {
 @needs_triton
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", RUNS, ids=lambda name: name.replace(" ", "-"))
-def test_long_scans_in_pieces(name, dynamic, monkeypatch):
-    monkeypatch.setattr(profit, "MAX_POINTS_OF_ONE_PROGRAM", 0)
+def test_long_scans_in_pieces(name, dynamic):
     for count in (77, 64) if not dynamic else (77,):
         x = torch.randn(3, count) / 4
         plan = assert_as_eager(RUNS[name], x, machine=PIECES, dynamic=dynamic)
@@ -301,6 +301,8 @@ FEW_PROGRAMS = GpuMachine(
     min_kept_columns=1,
     kept_elements=256,
     one_program_elements=64,
+    one_program_points=64,
+    max_held_elements=64,
 )
 TALL, DEEP, IMAGES = torch.randn(2, 16, 24), torch.randn(2, 2, 8, 24), torch.randn(2, 8, 6, 24)
 
@@ -342,9 +344,7 @@ WITH_KEPT_COLUMNS = {
 
 @needs_triton
 @pytest.mark.parametrize("name", WITH_KEPT_COLUMNS, ids=lambda name: name.replace(" ", "-"))
-def test_rows_and_columns_of_one_tensor(name, monkeypatch):
-    monkeypatch.setattr(profit, "MAX_POINTS_OF_ONE_PROGRAM", 64)  # Triton's interpreter is slow
-    monkeypatch.setattr(profit, "MAX_HELD_ELEMENTS", 64)
+def test_rows_and_columns_of_one_tensor(name):
     function, inputs, kernels_with_columns = WITH_KEPT_COLUMNS[name]
     tolerance = {"rtol": 2e-2, "atol": 1e-1} if inputs[0].dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
     plan = assert_as_eager(function, *inputs, machine=FEW_PROGRAMS, **tolerance)
@@ -387,7 +387,7 @@ def written_afterwards(x, mean, variance, weight, bias):
 def test_small_tables_are_computed_again_by_their_readers(function, tables):
     """A launch for a few numbers takes longer than computing them for every element."""
     program = lowered(function, *NORM).program
-    after = with_small_tables_recomputed(program, "cpu")
+    after = with_small_tables_recomputed(program, "cpu", GpuMachine())
     assert len(program.operations) - len(after.operations) == tables
     assert_as_eager(function, *NORM, machine=TINY)
 

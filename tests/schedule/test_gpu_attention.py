@@ -27,6 +27,8 @@ from ferrite.lower.graph import LoweredProgram, lower_module
 from ferrite.machines import AttentionBlocks, AttentionMachine
 from ferrite.schedule.plan import make_plan
 from ferrite.schedule.steps import Plan
+from tests.cases import seldom
+from tests.flex_attention import CAUSAL, attention_within_documents, blocks, two_samples_of_three_documents
 from tests.gpu_plans import MACHINE, run_plan, scheduling
 
 pytestmark = [
@@ -120,13 +122,6 @@ def assert_as_eager(
         assert len(attended) == kernels
 
 
-def blocks(mask: Callable[..., Any], rows: int, keys: int, heads: int | None = None, side: int = 32) -> Any:
-    return create_block_mask(mask, None, heads, rows, keys, device="cpu", BLOCK_SIZE=side)
-
-
-CAUSAL = lambda b, h, m, n: m >= n  # noqa: E731
-
-
 @pytest.mark.parametrize("way", ["triton", "kernels", "program"])
 def test_keys_are_gone_through_block_by_block(way):
     rows, keys = (36, 40) if way != "kernels" else (18, 20)
@@ -177,7 +172,7 @@ def test_gradients_of_the_logarithm():
     assert_as_eager(fn, qkv(), kernels=3)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", seldom([torch.bfloat16, torch.float16], torch.float16))
 def test_in_16_bits_scores_are_computed_in_32(dtype):
     mask = blocks(CAUSAL, 36, 40)
 
@@ -205,16 +200,9 @@ def test_functions_of_scores_are_quick_in_16_bits_alone(dtype):
     assert all(("libdevice.tanh(" in each) != is_short for each in sources)
 
 
+@pytest.mark.slow
 def test_documents_and_views_that_a_graph_makes():
-    documents = torch.tensor([0] * 11 + [1] * 17 + [2] * 12)
-
-    def fn(x, documents):
-        q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2) for part in x.chunk(3, -1))
-        same = lambda b, h, m, n: documents[b, m] == documents[b, n]  # noqa: E731
-        mask = create_block_mask(same, 2, None, 40, 40, device="cpu", BLOCK_SIZE=16)
-        return flex_attention(q, k, v, block_mask=mask).transpose(1, 2).flatten(2)
-
-    assert_as_eager(fn, [random(2, 40, 96), documents.expand(2, -1).contiguous()], kernels=3)
+    assert_as_eager(attention_within_documents, two_samples_of_three_documents(), kernels=3)
 
 
 def test_lengths_that_are_not_known():

@@ -10,15 +10,19 @@ import torch
 
 from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.neighbours import Neighbours
-from ferrite.schedule.gpu import profit
 from ferrite.schedule.steps import Run
-from tests.gpu_plans import MACHINE, assert_as_eager, lowered, plan_of, run_plan
+from tests.gpu_plans import assert_as_eager, lowered, plan_of, run_plan
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 torch.manual_seed(0)
 # So small that sums of a few rows are done in pieces.
 PIECES = GpuMachine(
-    multiprocessors=64, min_split_elements=64, one_program_elements=32, min_piece_elements=8, line_bytes=16
+    multiprocessors=64,
+    min_split_elements=64,
+    one_program_elements=32,
+    one_program_points=0,
+    min_piece_elements=8,
+    line_bytes=16,
 )
 
 
@@ -58,8 +62,7 @@ def test_queries_and_keys_are_turned_by_one_kernel(dynamic):
 
 
 @needs_triton
-def test_sums_of_columns_and_of_their_pieces_are_one_kernel_each(monkeypatch):
-    monkeypatch.setattr(profit, "MAX_POINTS_OF_ONE_PROGRAM", 0)
+def test_sums_of_columns_and_of_their_pieces_are_one_kernel_each():
     plan = assert_as_eager(gradients, *GRADIENTS, machine=PIECES, calls=True)
     assert kernels(plan) == [2]
 
@@ -95,20 +98,20 @@ def leaves_its_run(x, y, w):
 
 
 SQUARE = [torch.randn(16, 16) for _ in range(3)]
+MANY_PROGRAMS = GpuMachine(one_program_points=0)
 APART = {
-    "other rows": (other_rows, [torch.randn(8, 16), *SQUARE[:2]], MACHINE, [1, 1]),
-    "too much memory": (too_much, SQUARE, GpuMachine(small_bytes=2048), [1, 1]),
-    "needed between, so the other one goes up": (needed_between, SQUARE, MACHINE, [1]),
-    "written between": (written_between, SQUARE, MACHINE, None),
-    "one needs the other": (reads_what_the_other_makes, SQUARE, MACHINE, [1, 1]),
+    "other rows": (other_rows, [torch.randn(8, 16), *SQUARE[:2]], MANY_PROGRAMS, [1, 1]),
+    "too much memory": (too_much, SQUARE, GpuMachine(one_program_points=0, small_bytes=2048), [1, 1]),
+    "needed between, so the other one goes up": (needed_between, SQUARE, MANY_PROGRAMS, [1]),
+    "written between": (written_between, SQUARE, MANY_PROGRAMS, None),
+    "one needs the other": (reads_what_the_other_makes, SQUARE, MANY_PROGRAMS, [1, 1]),
     "memory of a run": (leaves_its_run, [torch.randn(32, 16), torch.randn(32, 16), SQUARE[0]], PIECES, [2, 2]),
 }
 
 
 @needs_triton
 @pytest.mark.parametrize("name", APART)
-def test_order_stays_right(name, monkeypatch):
-    monkeypatch.setattr(profit, "MAX_POINTS_OF_ONE_PROGRAM", 0)
+def test_order_stays_right(name):
     function, inputs, machine, expected = APART[name]
     plan = assert_as_eager(function, *inputs, machine=machine, calls=True)
     assert expected is None or kernels(plan) == expected

@@ -240,6 +240,21 @@ def test_on_a_gpu_into_parts_that_are_aligned_or_thin(columns, dtype, many):
     assert len(written_in_place(gpu_plans.plan_of(function, *(each.to(dtype) for each in given)))) == many
 
 
+def test_a_concatenation_is_not_there_while_most_is_held():
+    """The first product is computed before what takes most memory, and copied; without that, it is written in place."""
+
+    def fn(a, b, x, is_large):
+        first = a @ b
+        between = (x @ x.t()).sum() if is_large else x.sum()
+        return torch.cat([first, (a + between) @ b, b @ a, b @ b])
+
+    a, b, x = torch.randn(32, 32), torch.randn(32, 32), torch.randn(96, 8)
+    for is_large, many in ((True, 3), (False, 4)):
+        plan = plan_of(lambda a, b, x, is_large=is_large: fn(a, b, x, is_large), a, b, x)
+        assert len(written_in_place(plan)) == many
+    assert_same_as_eager(lambda a, b, x: fn(a, b, x, True), lambda: [a.clone(), b.clone(), x.clone()])
+
+
 @quick
 def test_products_are_each_devices_own():
     program = gpu_plans.lowered(rows, *flat()).program

@@ -12,6 +12,7 @@ from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.machines import host_machine
 from ferrite.passes.freezing.panels import panels_of
+from tests.cases import seldom
 from tests.compare import assert_same_as_eager, compile_strict, reset
 from tests.schedule.plans import loops, plan_of
 
@@ -112,7 +113,19 @@ WINDOWS = {
 CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 
-@pytest.mark.parametrize("case", WINDOWS)
+SELDOM = (
+    "one by one, every other",
+    "taps apart",
+    "in many pieces",
+    "several blocks",
+    "two places",
+    "one dimension",
+    "groups",
+)
+SELDOM += ("groups in pieces", "groups in one dimension", "patches")
+
+
+@pytest.mark.parametrize("case", seldom(WINDOWS, *SELDOM))
 def test_convolutions_of_any_windows(case):
     image, weight, how = WINDOWS[case]
 
@@ -159,10 +172,11 @@ def test_results_by_places_with_a_residual(channels):
 
 
 SEVERAL = pytest.param((2, 20, 11, 10), id="(2, 20, 11, 10)", marks=pytest.mark.slow)
+LOW = pytest.param((1, 70, 1, 30), id="(1, 70, 1, 30)", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("how", [{"padding": 2}, {"stride": 2}, {"padding": (1, 2), "dilation": 2}], ids=str)
-@pytest.mark.parametrize("shape", [SEVERAL, (1, 70, 9, 13), (1, 70, 1, 30)], ids=str)
+@pytest.mark.parametrize("shape", [SEVERAL, (1, 70, 9, 13), LOW], ids=str)
 def test_windows_of_each_channel_between_convolutions_of_our_own(shape, how):
     batch, channels, height, width = shape
     window = (5, 5) if height > 1 else (1, 5)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ferrite.pipeline import Fuel
-from ferrite.schedule.gpu import profit
 from ferrite.schedule.plan import make_plan
 from ferrite.schedule.steps import Run
 from tests.gpu_plans import assert_as_eager, lowered, plan_of, scheduling
@@ -19,11 +18,6 @@ from tests.schedule.test_neighbours import PIECES
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def sums_in_pieces(monkeypatch):
-    monkeypatch.setattr(profit, "MAX_POINTS_OF_ONE_PROGRAM", 0)
 
 
 def gradients(x, *weights):

@@ -16,6 +16,7 @@ from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.parse import parse_kernel
 from ferrite.ir.program.parse import parse as parse_program
 from ferrite.machines import Machine
+from tests.cases import seldom
 from tests.compare import assert_no_farther, assert_same_as_eager, compile_strict, compiled_graphs, reset
 from tests.schedule.plans import MACHINE, loops, make, plan_of
 
@@ -130,7 +131,7 @@ def in_all_layouts(a, b, across_a, across_b):
     return a @ b, a @ across_b.T, across_a.T @ b, across_a.T @ across_b.T
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", seldom(SHAPES, "several blocks", "packed", "in pieces"))
 def test_products_of_any_sizes_and_layouts(shape):
     rows, inner, columns = SHAPES[shape]
     sizes = (rows, inner), (inner, columns), (inner, rows), (columns, inner)
@@ -317,7 +318,7 @@ def of_any_size(fn, maker, counts=COUNTS, dims=(0,), **options):
     [(48, 20, False), (48, 130, True), (1024, 70, False), (1536, 200, True)],
     ids=["short", "packed", "in pieces", "packed, in pieces"],
 )
-@pytest.mark.parametrize("first", [5, 300], ids=["few at first", "many at first"])
+@pytest.mark.parametrize("first", [5, pytest.param(300, marks=pytest.mark.slow)], ids=["few at first", "many at first"])
 def test_one_kernel_for_any_rows(inner, columns, across, first):
     weight = torch.randn(columns, inner)
     if across:
@@ -390,7 +391,11 @@ def f(s0, x, w):
 
 @quick
 @pytest.mark.parametrize("strides", [("[16, 1]", "[16, 1]"), ("[16, 1]", "[1, 20]")], ids=["dots", "packed"])
-@pytest.mark.parametrize("machine", [MACHINE, Machine(vector_bytes=64)], ids=["neon", "avx512"])
+@pytest.mark.parametrize(
+    "machine",
+    [MACHINE, pytest.param(Machine(vector_bytes=64), marks=pytest.mark.slow)],
+    ids=["neon", "avx512"],
+)
 @pytest.mark.lengthy
 def test_the_interpreter_computes_any_rows(machine, strides):
     program = parse_program(OF_ANY_ROWS.format(x=strides[0], w=strides[1]).strip())
@@ -406,10 +411,10 @@ def test_the_interpreter_computes_any_rows(machine, strides):
 def test_a_left_factor_that_is_too_large_to_be_packed_as_a_whole():
     """Each block packs its part, and the right factor is packed for all."""
     machine = Machine(max_shared_panel_bytes=1 << 11)
-    kernel = kernel_of(summed_across, 300, 16, 16, machine)
+    kernel = kernel_of(summed_across, 90, 16, 16, machine)
     before, blocks = loops(kernel, "parallel")
     assert [any(isinstance(item, Scratch) for item in walk(loop.body)) for loop in (before, blocks)] == [False, True]
     assert sum(isinstance(item, Scratch) for item in walk(kernel.body)) == 2
-    memory = [torch.full([300 * 16], float("nan")), torch.randn(16 * 300), torch.randn(16 * 16)]
+    memory = [torch.full([90 * 16], float("nan")), torch.randn(16 * 90), torch.randn(16 * 16)]
     run_kernel(kernel, memory)
-    torch.testing.assert_close(memory[0].view(300, 16), memory[1].view(16, 300).T @ memory[2].view(16, 16))
+    torch.testing.assert_close(memory[0].view(90, 16), memory[1].view(16, 90).T @ memory[2].view(16, 16))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ferrite
+from bench.gpu_variants import VARIANTS
 from ferrite.machines import H200, NEOVERSE_N1, XEON, GpuMachine, Machine, host_machine, machine_of
 from ferrite.targets.cpu import CPU
 
@@ -32,3 +33,9 @@ def test_a_device_has_a_machine():
 def test_every_number_decides_something(machine):
     sources = "\n".join(path.read_text() for path in Path(ferrite.__file__).parent.rglob("*.py"))
     assert {field.name for field in fields(machine)} <= set(re.findall(r"\.(\w+)\b", sources))
+
+
+def test_what_is_tried_of_a_gpu_are_its_fields():
+    tried = {name for variants in VARIANTS.values() for each in variants for name in each}
+    assert tried
+    assert tried <= {field.name for field in fields(GpuMachine)}

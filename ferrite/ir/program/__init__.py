@@ -1,6 +1,6 @@
 """Programs, the *what*: buffers, and operations in order. Nodes, facts about them, text, laws, meaning."""
 
-from ferrite.ir.program.access_facts import facts_text
+from ferrite.ir.program.access_facts import differences, facts_text
 from ferrite.ir.program.arguments import Constant, Literal, Ref
 from ferrite.ir.program.interpret import interpret, leaves, operator_at, stacked
 from ferrite.ir.program.laws import verify_program
@@ -120,6 +120,7 @@ __all__ = [
     "cost",
     "defines",
     "destinations_of",
+    "differences",
     "facts_text",
     "frees",
     "has_effect",

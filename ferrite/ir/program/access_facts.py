@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from typing import Literal as OneOf
 
 from ferrite.ir.expr import Const, Data, Expr, IndexValue, Load, Masked, Op, data_atoms, indices_of
@@ -185,17 +186,20 @@ def held_by(condition: Expr) -> Iterator[Index]:
             yield from held_by(each)
         return
     left, right = map(as_whole_number, condition.operands)
-    if left is None or right is None:
-        return
-    match condition.name:
+    if left is not None and right is not None:
+        yield from differences(condition.name, left, right)
+
+
+def differences(comparison: str, left: Any, right: Any) -> Iterator[Any]:
+    """What is not negative where two whole numbers compare so: of `i < n` it is n - i - 1. They may be of any kind that
+    can be subtracted."""
+    match comparison:
         case "ge":
             yield left - right
         case "gt":
             yield left - right - 1
-        case "le":
-            yield right - left
-        case "lt":
-            yield right - left - 1
+        case "le" | "lt":
+            yield from differences("ge" if comparison == "le" else "gt", right, left)
         case "eq":
             yield left - right
             yield right - left

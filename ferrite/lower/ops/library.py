@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import overloads
-from ferrite.lower.table import COMPOSED, EAGER, LOWERED, eager
+from ferrite.lower.table import EAGER, LOWERED, eager
 
 aten = torch.ops.aten
 
@@ -17,7 +17,7 @@ def _called(names: str, because: str) -> None:
     for name in names.split():
         packet: Any = getattr(aten, name, None)
         for operator in overloads(packet) if packet is not None else ():
-            if not any(operator in table for table in (LOWERED, COMPOSED, EAGER)):
+            if not any(operator in table for table in (LOWERED, EAGER)):
                 eager(operator, because=because)
 
 

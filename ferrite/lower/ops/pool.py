@@ -35,10 +35,10 @@ from ferrite.lower.ops.views import reshaped, total
 from ferrite.lower.stores import scatter_into
 from ferrite.lower.table import lowers
 from ferrite.lower.value import Value, own_axes
+from ferrite.machines import machine_of
 
 aten = torch.ops.aten
 NOT_IN_PLANE = "RuntimeError: Found an invalid max index: {index} (output planes are of size {size})"
-MAX_WINDOWS = 32  # more windows than this over one element: adding to memory is less work than asking all of them
 
 
 def lowest(dtype: torch.dtype) -> Expr:
@@ -167,7 +167,7 @@ def max_pool_backward(
     n = dims_of(ctx.operator)
     windows = PoolWindows(n, kernel_size, stride, padding, dilation)
     most = total(windows.holding).high
-    if most is None or most > MAX_WINDOWS:
+    if most is None or most > machine_of(x.device).max_asked_windows:
         return to_their_places(ctx, grad_output, indices, n)
     lead, spatial, dtype = x.rank - n, x.sizes[x.rank - n :], ctx.out_dtype
 

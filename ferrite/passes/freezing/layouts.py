@@ -35,7 +35,6 @@ from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
-MIN_PRODUCT_ROWS = 2  # products of one row take longer with weights by rows: the table above
 NOTED = "memory of the model"  # in the module's `meta`
 
 
@@ -76,7 +75,7 @@ def by_rows(site: Site) -> Any:
         return refused
     if site.options.weight_layouts == "auto":
         return Refusal("a product gains too little: the option weight_layouts is 'auto'")
-    if torch_api.size_hint(fake_value(site.node).shape[0]) < MIN_PRODUCT_ROWS:
+    if torch_api.size_hint(fake_value(site.node).shape[0]) < host_machine().min_layout_rows:
         return Refusal("for a single row it does not pay")
     assert site.constant is not None
     with on_real_tensors():

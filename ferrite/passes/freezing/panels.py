@@ -33,7 +33,6 @@ from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
 aten = torch.ops.aten
-MIN_ROWS = 2  # a single row is multiplied at the speed of memory, however the matrix lies
 NAME = "weight_in_panels"
 
 
@@ -47,7 +46,7 @@ def in_panels(site: Site) -> Any:
     x = fake_value(left)
     if (refusal := reason_against(site, x, weight)) is not None:
         return refusal
-    if torch_api.size_hint(x.shape[0]) < MIN_ROWS:
+    if torch_api.size_hint(x.shape[0]) < host_machine().min_layout_rows:
         return Refusal("it has a single row")
     if site.options.own_products == "auto" and (refusal := reason_to_leave(site, x, weight, in_panels=True)):
         return refusal

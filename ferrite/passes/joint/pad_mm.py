@@ -32,7 +32,6 @@ aten = torch.ops.aten
 ALIGNMENT: Mapping[torch.dtype, int] = {
     dtype: MATRIX_UNIT_BYTES // dtype.itemsize for dtype in (torch.float16, torch.bfloat16, torch.float32)
 }
-MIN_BYTES_IN_ROWS = 32 << 20  # of a result, from which on it is not to be there twice
 # What a result may go through on its way out of the graph.
 VIEWS = (aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.alias.default, aten.detach.default)
 
@@ -158,7 +157,7 @@ def is_kept_once(site: Site, left: torch.Tensor, right: torch.Tensor) -> bool:
     if site.node.target is not aten.mm.default or turned(left) or not turned(right):
         return False
     value = site.value(site.node)
-    return value.numel() * value.element_size() >= MIN_BYTES_IN_ROWS and only_leaves(site.node)
+    return value.numel() * value.element_size() >= gpu_machine().min_bytes_in_rows and only_leaves(site.node)
 
 
 def only_leaves(node: torch.fx.Node) -> bool:

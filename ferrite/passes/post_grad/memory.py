@@ -29,6 +29,7 @@ from ferrite.graph import (
     Storage,
     argument,
     fake_value,
+    is_wait,
     leaves,
     mutates,
     same_metadata,
@@ -67,6 +68,8 @@ class MemoryUses:
         self.constants: set[Storage] = set()
         self.pinned: set[Storage] = set()  # it can be seen where in the memory a value begins
         self.copies: dict[Storage, list[torch.fx.Node]] = {}  # copy_ into an input, by the input's storage
+        # From where on collectives that are given it are under way, and until when.
+        self.exchanges: dict[Storage, list[tuple[int, int]]] = {}
         # Where a result lives that was put into its operand's memory: in which, and how many bytes further on.
         self.home: dict[Storage, tuple[Storage, int]] = {}
         self.returned = set(self.aliases.output_storages)  # memory that outputs lie in
@@ -91,6 +94,8 @@ class MemoryUses:
             reading = [source] if isinstance(source, torch.fx.Node) else []
         else:
             reading = list(node.all_input_nodes)
+        if is_wait(node):
+            self._enter_exchange(node, index)
         sees_start = counts_from_the_start(node)
         for operand in reading:
             storages = self.aliases.of(operand)
@@ -100,6 +105,15 @@ class MemoryUses:
                 span = EVERYTHING if sees_start else span_of(fake_value(operand))
                 for storage in storages:
                     self.reads[storage].add(index, span)
+
+    def _enter_exchange(self, wait: torch.fx.Node, index: int) -> None:
+        """A collective reads what it is given until it is over."""
+        begun = next(iter(wait.all_input_nodes), wait)
+        if begun.target is operator.getitem:
+            begun = begun.all_input_nodes[0]
+        for operand in begun.all_input_nodes:
+            for storage in self.aliases.of(operand):
+                self.exchanges.setdefault(storage, []).append((self.position[begun], index))
 
     def only_looks(self, node: torch.fx.Node, operand: torch.fx.Node) -> bool:
         """Whether a node needs an operand's sizes alone, or is another name for its memory, read by others."""
@@ -182,6 +196,8 @@ class MemoryUses:
         root = self.root(storage)
         if root in self.constants:
             return Refusal("it is a constant")
+        if any(begun < here < over for each in (storage, root) for begun, over in self.exchanges.get(each, ())):
+            return Refusal("it is being sent")
         own = storage_of(result) if isinstance(result, torch.Tensor) else None
         if own in self.aliases.output_storages and root in self.returned:  # also where nothing is read: no elements
             return Refusal("both are returned, and would share memory")

@@ -15,13 +15,12 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.machines import machine_of
 from ferrite.passes.shared.cases import full
 from ferrite.passes.shared.constants import filled
 from ferrite.rewrite import Case, NodeRule, Site, arguments_of
 
 aten = torch.ops.aten
-
-MIN_REUSED_ELEMENTS = 4096  # elements: a second reduction over fewer costs less than the bookkeeping
 
 
 # --- cumsum of a constant ---------------------------------------------------------------------------------------------
@@ -150,8 +149,10 @@ def smallest_partial(whole: torch.fx.Node) -> torch.fx.Node | Refusal:
     if given.get("dim") or given.get("keepdim"):
         return Refusal("it is partial itself")
     source: torch.fx.Node = given["self"]
-    if not torch_api.known_true(fake_value(source).numel() >= MIN_REUSED_ELEMENTS):
-        return Refusal(f"it is not provably over {MIN_REUSED_ELEMENTS} elements or more")
+    value = fake_value(source)
+    least = machine_of(value.device).min_reused_elements
+    if not torch_api.known_true(value.numel() >= least):
+        return Refusal(f"it is not provably over {least} elements or more")
     partials = [user for user in source.users if user.target is kind and arguments_of(user)["dim"]]
     if not partials:
         return Refusal("nothing of it is reduced in part")

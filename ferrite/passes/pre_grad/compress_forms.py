@@ -13,12 +13,12 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.machines import host_machine
 from ferrite.passes.pre_grad.predicates import concat_view, is_plain, linear_view, matmul_view, sole_user
 from ferrite.rewrite import arguments_of
 
 aten = torch.ops.aten
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-MAX_WEIGHT_SIDE = 1024  # rows of a weight, or of what it mixes, that a kernel keeps on chip
 # The last call of each form.
 ROOTS = (
     *(aten.matmul.default, aten.einsum.default, aten.linear.default, aten.add.Tensor),
@@ -65,8 +65,9 @@ def lce_problem(found: Lce) -> Refusal | None:
         return Refusal(f"no kernel compresses {x.dtype}")
     if x.dim() != 3 or weight.dim() != 2:
         return Refusal("it does not mix the rows of samples in one way")
-    if not all(isinstance(size, int) and size <= MAX_WEIGHT_SIDE for size in weight.shape):
-        return Refusal(f"its weight is not known to have at most {MAX_WEIGHT_SIDE} rows and columns")
+    most = host_machine().compression.max_weight_side
+    if not all(isinstance(size, int) and size <= most for size in weight.shape):
+        return Refusal(f"its weight is not known to have at most {most} rows and columns")
     if bias is not None and list(bias.shape) != [weight.shape[0]]:
         return Refusal("its bias is not one number for each row")
     return None
@@ -244,6 +245,7 @@ def dot_problem(found: Dot) -> Refusal | None:
     samples = [value.shape[0] for value in (x, y, weight) if value.dim() == 3]
     if not all(torch_api.known_equal(size, samples[0]) for size in samples):
         return Refusal("its factors have different numbers of samples")
-    if not all(isinstance(size, int) and size <= MAX_WEIGHT_SIDE for size in (x.shape[1], *weight.shape[-2:])):
-        return Refusal(f"its sizes are not known to be at most {MAX_WEIGHT_SIDE}")
+    most = host_machine().compression.max_weight_side
+    if not all(isinstance(size, int) and size <= most for size in (x.shape[1], *weight.shape[-2:])):
+        return Refusal(f"its sizes are not known to be at most {most}")
     return None

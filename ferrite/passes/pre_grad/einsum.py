@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import Refusal
+from ferrite.machines import machine_of
 from ferrite.passes.pre_grad.horizontal import bytes_of
 from ferrite.passes.pre_grad.predicates import requires_grad
 from ferrite.passes.pre_grad.stage import pre_grad_pass
@@ -19,7 +20,6 @@ aten = torch.ops.aten
 # As one kernel this takes 0.2 to 0.4 of the time. As calls of torch the product is held in memory, which is as large as
 # the matrices. Training pays for that, since what einsum makes of it takes as much again for the gradients: 0.2 to 0.7
 # of the time on CPUs and a GPU, where inference takes 0.5 to 1.3 (`python -m bench.passes rewrites`).
-MAX_HELD_BYTES = 2**24
 
 
 def product_and_sum(site: Site) -> Any:
@@ -34,7 +34,7 @@ def product_and_sum(site: Site) -> Any:
         return Refusal("it is not abc,abcd->abd of four different letters")
     if any(site.value(tensor).dtype not in (torch.float32, torch.float64) for tensor in tensors):
         return Refusal("the product of another dtype than float32 or float64 would be rounded first")
-    small = bytes_of(tensors[1]) <= MAX_HELD_BYTES
+    small = bytes_of(tensors[1]) <= machine_of(site.value(tensors[1]).device).max_held_product_bytes
     if not becomes_a_kernel(site.options) and not (small and requires_grad(site.node) is True):
         return Refusal("the product would be held in memory, and is large or not trained")
     wide = site.call(aten.unsqueeze.default, tensors[0], 3)

@@ -44,9 +44,6 @@ from ferrite.schedule.cpu.products import extent_of
 from ferrite.schedule.cpu.vectors import vector_loop
 from ferrite.schedule.loops.axes import Body
 
-SUMS_AT_ONCE = 16  # vectors that registers hold, with what is multiplied
-MAX_KEYS_AT_ONCE = 8
-
 
 @dataclass(frozen=True)
 class FewRows(RowBlocks):
@@ -101,7 +98,7 @@ class FewRows(RowBlocks):
             body: Body = (Accumulate((SUM,), (Loop(one.summed, "reduction", (update,), lanes),)),)
             return (*body, Store(SCORES, (row, place), PRODUCT))
 
-        high = max(min(SUMS_AT_ONCE // self.width, MAX_KEYS_AT_ONCE), 1)
+        high = max(min(self.machine.few_row_sums // self.width, self.machine.few_row_keys), 1)
         tiles, places, rest = axis("tile", keys.count // high), axis("place_in", high), axis("rest", keys.count % high)
         tile = Loop(places, "vector", sums_of(tiles * high + places), copies=high)
         last = within(keys.count // high * high + rest, keys.most)
@@ -122,5 +119,5 @@ class FewRows(RowBlocks):
         many = extent_of(one.columns)
         while lanes > many:
             lanes //= 2
-        copies = max(min(SUMS_AT_ONCE // self.width, many // lanes), 1)
+        copies = max(min(self.machine.few_row_sums // self.width, many // lanes), 1)
         return (Loop(one.columns, "vector", (self.all_rows(body),), lanes, copies),)

@@ -81,7 +81,7 @@ from ferrite.schedule.cpu.attention_parts import (
     within,
 )
 from ferrite.schedule.cpu.products import extent_of
-from ferrite.schedule.cpu.tiled_sums import PRODUCTS_OF_AN_ADDITION, longer_than_one
+from ferrite.schedule.cpu.tiled_sums import longer_than_one
 from ferrite.schedule.cpu.vectors import shared, vector_loop
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.loops.axes import Body, index_over, nested
@@ -189,7 +189,7 @@ class RowBlocks:
         body += (*self.queries(), *self.nothing_yet(), *self.through_keys(), *self.results())
         around = longer_than_one([*one.axes, one.group, self.block])
         keys = likely(one.keys.extent)
-        work = self.width * keys * (summed + columns) // PRODUCTS_OF_AN_ADDITION
+        work = self.width * keys * (summed + columns) // self.machine.products_of_an_addition
         return shared(around, body, work, self.machine)
 
     def queries(self) -> Body:

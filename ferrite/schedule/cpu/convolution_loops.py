@@ -35,7 +35,6 @@ from ferrite.schedule.cpu.tiled_sums import (
     RIGHT,
     STEPS_AT_ONCE,
     SUMS,
-    TILE_ROWS,
     Part,
     Side,
     TiledSums,
@@ -82,7 +81,8 @@ def sides_of(convolution: Convolution, panel: int | None, dtype: torch.dtype, ma
     the weight lies in panels."""
     places, channels = math.prod(map(extent_of, convolution.places)), extent_of(convolution.channels)
     lanes = machine.lanes(dtype)
-    tall, wide = TILE_ROWS, panel or machine.registers // 2 // TILE_ROWS * lanes
+    tall, vectors = machine.convolution_tile
+    wide = panel or vectors * lanes
     tall_tiles = even_parts(-(-places // tall), max(machine.block_places // tall, 1))
     wide_tiles = even_parts(-(-channels // wide), max(machine.block_columns // wide, 1))
     summed = math.prod(map(extent_of, convolution.summed))

@@ -25,6 +25,7 @@ them, by all threads, if it is not too large. Otherwise each block packs what it
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,7 +47,6 @@ from ferrite.schedule.cpu.tiled_sums import (
     RIGHT,
     STEPS_AT_ONCE,
     SUMS,
-    TILE_ROWS,
     Part,
     Side,
     TiledSums,
@@ -73,8 +73,8 @@ def sides_of(product: ProductAxes, form: ProductForm, dtype: torch.dtype, machin
     rows, columns = likely(product.rows.extent), extent_of(product.columns)
     lanes = machine.lanes(dtype)
     if form.along is product.summed:
-        tall = min(rows, TILE_ROWS) if isinstance(product.rows.extent, Number) else TILE_ROWS
-        wide = min(columns, machine.registers * 3 // 4 // tall, 2 * TILE_ROWS)
+        tall, most = machine.dot_tile(rows if isinstance(product.rows.extent, Number) else sys.maxsize)
+        wide = min(columns, most)
     else:
         tall, _ = machine.product_tile
         wide = form.panel or machine.panel_columns(dtype)

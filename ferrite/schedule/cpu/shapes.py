@@ -71,7 +71,7 @@ def flat(rows: Sequence[Axis], body: Body, machine: Machine) -> Body:
     indices = indices_at(body)
     order = ordered_axes(rows, indices)
     if len(order) > 1:
-        across = crossing(order, indices)
+        across = crossing(order, indices, machine)
         if across is not None:
             if not crossing_loads(across, order[-1], body) and (parts := decided_regions(order, body)):
                 return tuple(statement for axes, part in parts for statement in flat(axes, part, machine))

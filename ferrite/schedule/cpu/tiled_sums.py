@@ -22,9 +22,7 @@ from ferrite.schedule.loops.axes import Body, indices_at, nested, replaced
 from ferrite.schedule.loops.memory_order import ordered_axes
 
 SUMS, LEFT, RIGHT = "sums", "left", "right"  # the block of a result, and packed factors
-TILE_ROWS = 4  # of a tile, or columns where vectors are made of rows: what a register holds is used so often
-STEPS_AT_ONCE = 4  # of a sum, where vectors lie along the result: fewer branches, and registers enough
-PRODUCTS_OF_AN_ADDITION = 2  # that take as long as one addition with its loads and stores
+STEPS_AT_ONCE = 4  # of a sum that are written out, where vectors lie along the result: a limit on code
 
 
 @dataclass(frozen=True)
@@ -181,7 +179,7 @@ class TiledSums(abc.ABC):
     @property
     def work(self) -> int:
         """Of a block, in additions."""
-        return self.rows.width * self.columns.width * self.summed_products // PRODUCTS_OF_AN_ADDITION
+        return self.rows.width * self.columns.width * self.summed_products // self.machine.products_of_an_addition
 
     def block(self, sums: Body, follows: Body) -> Body:
         """A block of the result: its sums, piece by piece, and what follows them."""

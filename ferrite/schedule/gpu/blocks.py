@@ -11,11 +11,8 @@ from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.loops.axes import Body
 
-WARP_THREADS = 32
+WARP_THREADS = 32  # on any GPU that CUDA has run on
 MAX_WARPS = 32  # of one program: as many as CUDA lets a block have
-# Elements of a block that is not gone through in steps, from which on a thread has twice as many: of a row that is
-# reduced, and of others.
-MAX_KEPT_ROW_ELEMENTS, MAX_FLAT_ELEMENTS = 4096, 2048
 
 
 def power_above(count: int) -> int:
@@ -79,7 +76,7 @@ def warps_for(body: Body, machine: GpuMachine, thread_elements: int | None = Non
     reduces = any(loop.kind in ("reduction", "scan", "sort") for loop in loops_in(body))
     each = machine.row_elements if reduces else machine.thread_elements
     looped = any(loop.kind == "reduction" and whole_lanes(loop.axis.extent) != loop.lanes for loop in loops_in(body))
-    if not looped and elements > (MAX_KEPT_ROW_ELEMENTS if reduces else MAX_FLAT_ELEMENTS):
+    if not looped and elements > (machine.max_row_elements if reduces else machine.max_flat_elements):
         each *= 2
     return min(max(power_below(elements // (WARP_THREADS * each)), 1), MAX_WARPS)
 

@@ -19,21 +19,18 @@ from ferrite.schedule.gpu.blocks import likely_lanes, power_above, smaller_until
 from ferrite.schedule.loops.axes import Body, collapse, indices_at, nested, replaced
 from ferrite.schedule.loops.memory_order import crossing, ordered_axes
 
-MAX_STEP = 4  # elements from one lane to the next; farther apart, lanes share no lines of memory
-MAX_LANES_PER_ELEMENT = 1.25  # of a block: more is waste
-
 
 def flat(rows: Sequence[Axis], body: Body, machine: GpuMachine) -> Body:
     indices = indices_at(body)
     order = ordered_axes(rows, indices)
-    across = crossing(order, indices) if len(order) > 1 else None
+    across = crossing(order, indices, machine) if len(order) > 1 else None
     if across is not None:
         return tiled(order, across, body, machine)
     axes, body = collapse(order, body)
     if not axes:
         return body
     room = block_elements(axes, body, machine)
-    axes, body = without_waste(axes, body, room)
+    axes, body = without_waste(axes, body, room, machine.max_lanes_per_element)
     *outer, last = axes
     lanes = likely_lanes(last.extent, room)
     inner: Body = (Loop(last, "vector", body, lanes),)
@@ -47,7 +44,7 @@ def block_elements(axes: Sequence[Axis], body: Body, machine: GpuMachine) -> int
     """How many a block has: fewer where work is heavy, or where there would be too few programs."""
     points = likely_points(axes)
     room = machine.flat_block
-    if is_strided(body, axes[-1]):
+    if is_strided(body, axes[-1], machine):
         room = machine.window_block
     elif work_at_point(body) > machine.heavy_point_additions:
         room //= 2
@@ -58,12 +55,12 @@ def block_elements(axes: Sequence[Axis], body: Body, machine: GpuMachine) -> int
     return room
 
 
-def is_strided(body: Body, last: Axis) -> bool:
+def is_strided(body: Body, last: Axis, machine: GpuMachine) -> bool:
     """Whether neighbours are loaded from places that are near, but not side by side: windows, every second element.
     With one element for each thread, what a warp loads is whole lines nevertheless."""
     loads = [item for statement in walk(body) for item in nodes_in(statement) if isinstance(item, Load)]
     steps = [step_of(item.coordinates[0], last) for item in loads]
-    return any(isinstance(step, Number) and 1 < abs(step.value) <= MAX_STEP for step in steps)
+    return any(isinstance(step, Number) and 1 < abs(step.value) <= machine.max_lane_step for step in steps)
 
 
 def gathers(body: Body) -> bool:
@@ -76,11 +73,12 @@ def work_at_point(body: Body) -> int:
     return sum(OPERATORS[item.name].cost if isinstance(item, Op) else 1 for item in nodes)
 
 
-def without_waste(axes: list[Axis], body: Body, room: int) -> tuple[list[Axis], Body]:
+def without_waste(axes: list[Axis], body: Body, room: int, most: float) -> tuple[list[Axis], Body]:
     """Axes of which blocks have few lanes outside: where the last two have too many, the one before the last is joined
-    with what is around it, which costs a division for each row of a block; or else the last two are one."""
-    while len(axes) > 1 and lanes_per_element(axes[-2:], room) > MAX_LANES_PER_ELEMENT:
-        if len(axes) > 2 and lanes_per_element(axes[-1:], room) <= MAX_LANES_PER_ELEMENT and are_numbers(axes[-3:-1]):
+    with what is around it, which costs a division for each row of a block; or else the last two are one. `most`: lanes
+    for each element."""
+    while len(axes) > 1 and lanes_per_element(axes[-2:], room) > most:
+        if len(axes) > 2 and lanes_per_element(axes[-1:], room) <= most and are_numbers(axes[-3:-1]):
             last = axes[-1]
             axes, body = one_axis(axes[:-1], body)
             axes = [*axes, last]

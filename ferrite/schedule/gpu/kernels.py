@@ -16,7 +16,7 @@ from ferrite.schedule.fusion.nests import Nest, nests_of
 from ferrite.schedule.gpu.attention import attention_kernel
 from ferrite.schedule.gpu.blocks import elements_of, warps_for, whole_elements, whole_lanes
 from ferrite.schedule.gpu.ends import with_ends
-from ferrite.schedule.gpu.flat import MAX_STEP, flat, is_strided
+from ferrite.schedule.gpu.flat import flat, is_strided
 from ferrite.schedule.gpu.kept_columns import KeptColumns, can_keep_columns, row_axes
 from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of, product_loops, product_of
 from ferrite.schedule.gpu.profit import kept_column, needs_kept_columns, without
@@ -31,11 +31,6 @@ from ferrite.schedule.loops.placement import Placement
 from ferrite.schedule.loops.statements import LoopStatements, Parts
 from ferrite.schedule.loops.windows import is_window, used, written_out
 from ferrite.schedule.target import BuiltKernel
-
-# Elements of a reduction that are written out: along memory; and across it, where every one is a load of its own, and
-# more would not fit into registers.
-MAX_ELEMENTS_ALONG_MEMORY = 8
-MAX_ELEMENTS_ACROSS_MEMORY = 32
 
 
 def build(
@@ -148,7 +143,7 @@ def kept_columns_of(group: Group, buffer_table: BufferTable, machine: GpuMachine
     rows = group.rows
     if (column := kept_column(group.members, rows)) is not None:
         rows = without(rows, column)
-    elif not needs_kept_columns(group.members, rows):
+    elif not needs_kept_columns(group.members, rows, machine):
         return None
     if not can_keep_columns(group.members, rows, machine):
         return None
@@ -164,7 +159,7 @@ def warps_of(body: Body, machine: GpuMachine) -> int:
     if any(loop.kind == "serial" and loop.copies > 1 for loop in loops):
         return warps_for(body, machine, machine.kept_column_elements)
     if loops and all(loop.kind in ("parallel", "vector") for loop in loops):
-        if is_strided(loops[-1].body, loops[-1].axis):
+        if is_strided(loops[-1].body, loops[-1].axis, machine):
             return warps_for(body, machine, machine.window_elements)
         if any(isinstance(item, Random) for statement in walk(body) for item in nodes_in(statement)):
             return warps_for(body, machine, machine.random_elements)
@@ -242,8 +237,8 @@ def arranged(
     plain = [not nest.axes and not part.states for nest, part in zip(nests, parts, strict=True)]
     stored = [item for part in parts for item in (*part.point, *part.after) if isinstance(item, Store)]
     results = vector_axis(rows, [index for item in stored for index in item.coordinates])
-    short = [is_short(nest, part, column, results) for nest, part in zip(nests, parts, strict=True)]
-    if sum(points_of(nest) for nest in nests if nest.axes) > MAX_ELEMENTS_ACROSS_MEMORY:
+    short = [is_short(nest, part, column, results, machine) for nest, part in zip(nests, parts, strict=True)]
+    if sum(points_of(nest) for nest in nests if nest.axes) > machine.max_written_across:
         short = [False] * len(nests)
     if not tiles and all(one or other for one, other in zip(plain, short, strict=True)):
         body: Body = ()
@@ -255,22 +250,22 @@ def arranged(
     return with_ends(simplified(by_rows(rows, tiles, nests, parts, machine, kept)))
 
 
-def is_short(nest: Nest, part: Parts, column: Axis | None, results: Axis | None) -> bool:
+def is_short(nest: Nest, part: Parts, column: Axis | None, results: Axis | None, machine: GpuMachine) -> bool:
     """Whether what is reduced is so little that it is written out: the lanes are results. `results`: the axis along
     which these lie side by side; windows of neighbours should be near each other."""
     if not is_window(nest, part):
         return False
     elements = points_of(nest) * len(part.states)
-    if elements > MAX_ELEMENTS_ALONG_MEMORY and column is None:
+    if elements > machine.max_written_along and column is None:
         loads = inner_indices(nest, part)
-        column = results if results is not None and all(is_near(index, results) for index in loads) else None
-    return elements <= (MAX_ELEMENTS_ACROSS_MEMORY if column is not None else MAX_ELEMENTS_ALONG_MEMORY)
+        column = results if results is not None and all(is_near(index, results, machine) for index in loads) else None
+    return elements <= (machine.max_written_across if column is not None else machine.max_written_along)
 
 
-def is_near(index: Index, axis: Axis) -> bool:
+def is_near(index: Index, axis: Axis, machine: GpuMachine) -> bool:
     """Whether one step of an axis is a few elements."""
     step = step_of(index, axis)
-    return step is not None and abs(upper_estimate(step, MAX_STEP + 1)) <= MAX_STEP
+    return step is not None and abs(upper_estimate(step, machine.max_lane_step + 1)) <= machine.max_lane_step
 
 
 def points_of(nest: Nest) -> int:

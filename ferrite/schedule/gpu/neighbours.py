@@ -13,8 +13,6 @@ from ferrite.schedule.gpu.products import is_product
 from ferrite.schedule.gpu.profit import is_ordered
 from ferrite.schedule.loops.reductions import STORE_MODES
 
-MAX_MEMBERS_BESIDE = 12  # in one kernel: they run one after the other in each program
-
 
 def alike(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> Hashable:
     """What two groups must have in common to be one kernel though they need nothing of each other; None for a group
@@ -22,7 +20,7 @@ def alike(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> Hasha
     starting them counts. Either all of it is elementwise, or all of it reduces columns: a row that is reduced is kept
     in registers, and two of them would not fit."""
     members = group.members
-    if len(members) > MAX_MEMBERS_BESIDE or any(is_ordered(member) for member in members) or not group.rows:
+    if len(members) > machine.max_members_beside or any(is_ordered(member) for member in members) or not group.rows:
         return None
     if all(isinstance(member.operation, Compute) for member in members):
         kind = "elementwise"

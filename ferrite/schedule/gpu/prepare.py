@@ -52,7 +52,7 @@ from ferrite.ir import (
     rewrite_indices,
 )
 from ferrite.ir.program import Attention, Buffer, Compute, Operation, Program, Reduce, Scan, Sort, Store, axes_of
-from ferrite.machines import GpuMachine
+from ferrite.machines import MATRIX_UNIT_BYTES, GpuMachine
 from ferrite.schedule.fusion.accesses import likely, likely_points, step_of
 from ferrite.schedule.gpu import long_scans, sorts
 from ferrite.schedule.gpu.attention import blocks_for, refused, with_apart_gradients
@@ -61,7 +61,7 @@ from ferrite.schedule.gpu.blocks import power_above, power_below, whole_elements
 from ferrite.schedule.gpu.complex_parts import with_complex_parts
 from ferrite.schedule.gpu.narrow_doubles import with_narrow_doubles
 from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of
-from ferrite.schedule.gpu.row_pieces import MIN_ROWS, Cut, cut_of, in_pieces, is_reduced, related
+from ferrite.schedule.gpu.row_pieces import Cut, cut_of, in_pieces, is_reduced, related
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
 from ferrite.schedule.loops.attention import with_heads_as_rows
 from ferrite.schedule.loops.out_products import with_out_products
@@ -78,28 +78,26 @@ from ferrite.schedule.loops.reductions import (
 )
 
 EXTREMES = {**EXTREME_OF, "argmax_of_window": "amax"}
-ALIGNMENT = 16  # bytes that a matrix unit's store begins at a multiple of
-MAX_THIN_COLUMNS = 16
 MIN_IMAGE = 256  # elements of an image whose statistics are made first: of fewer, these would be much memory
 MAX_MEASURE = 1e18  # of what deviations are counted from: sums of larger ones would be infinite, and the mean with them
 
 
 def prepare(program: Program, machine: GpuMachine, device: str, tuned: Tuned) -> Program:
-    program = with_out_products(program, device, is_quick_part)
+    program = with_out_products(program, device, functools.partial(is_quick_part, machine))
     program = with_apart_gradients(program, device)
     program = with_whole_rows(program, is_product)
-    program = with_small_tables_recomputed(program, device)
+    program = with_small_tables_recomputed(program, device, machine)
     program = with_complex_parts(program, device)
     return with_narrow_doubles(GpuPreparation(program, machine, device, tuned).program(program), device)
 
 
-def is_quick_part(part: Buffer) -> bool:
+def is_quick_part(machine: GpuMachine, part: Buffer) -> bool:
     """Whether a product is as fast into a part of a tensor: where all rows of it begin at multiples of 16 bytes; or of
     a few columns, which take no time."""
-    if isinstance(part.sizes[-1], Number) and part.sizes[-1].value <= MAX_THIN_COLUMNS:
+    if isinstance(part.sizes[-1], Number) and part.sizes[-1].value <= machine.max_thin_columns:
         return True
     steps = (*part.strides[:-1], part.offset)
-    return all(isinstance(step, Number) and step.value * part.dtype.itemsize % ALIGNMENT == 0 for step in steps)
+    return all(isinstance(step, Number) and step.value * part.dtype.itemsize % MATRIX_UNIT_BYTES == 0 for step in steps)
 
 
 class GpuPreparation(Preparation):
@@ -385,7 +383,7 @@ class GpuPreparation(Preparation):
             return None
         if likely_points(seed.axes) > self.machine.kept_elements // 4:
             return None
-        cut = cut_of(reduced, self.machine.row_programs) or self.cut_of_unknown(seed)
+        cut = cut_of(reduced, self.machine.row_programs, self.machine.min_piece_rows) or self.cut_of_unknown(seed)
         return None if cut is None else (cut, cut_axes)
 
     def cut_of_unknown(self, seed: Reduce) -> Cut | None:
@@ -393,7 +391,7 @@ class GpuPreparation(Preparation):
         along, *others = seed.reduced
         if others or isinstance(along.extent, Number) or whole_elements(seed.axes) is None:
             return None
-        pieces = min(self.machine.row_programs, power_below(likely(along.extent) // MIN_ROWS))
+        pieces = min(self.machine.row_programs, power_below(likely(along.extent) // self.machine.min_piece_rows))
         return Cut((), along, pieces) if pieces >= self.machine.multiprocessors else None
 
     def columns_in_pieces(self, operation: Reduce, along: Axis, pieces: int) -> Iterator[Reduce]:

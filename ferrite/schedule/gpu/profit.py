@@ -16,9 +16,6 @@ from ferrite.schedule.gpu.kept_columns import can_keep_columns, is_column_piece
 from ferrite.schedule.gpu.products import is_product, reason_apart
 from ferrite.schedule.gpu.unknown_rows import in_row_pieces
 
-MAX_HELD_ELEMENTS = 1 << 12  # by one program at once, rows and columns
-MAX_POINTS_OF_ONE_PROGRAM = 1 << 14  # so little work that one program does it as fast as many
-
 
 def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: GpuMachine) -> Refusal | None:
     """Why the two together would run slower than one after the other."""
@@ -31,8 +28,8 @@ def slower(group: Group, member: Member, rows: tuple[Axis, ...], machine: GpuMac
         return Refusal("points that may meet in memory are a kernel of their own")
     if len(rows) < len(group.rows) and only_reads_a_line(group, member, machine):
         return Refusal("a few numbers are all that both read, and they have other rows")
-    if max(each.points for each in members) > MAX_POINTS_OF_ONE_PROGRAM:
-        if needs_kept_columns(members, rows):
+    if max(each.points for each in members) > machine.one_program_points:
+        if needs_kept_columns(members, rows, machine):
             if can_keep_columns(members, rows, machine):
                 return None
             return Refusal("columns are reduced in pieces, which programs share")
@@ -67,13 +64,13 @@ def only_reads_a_line(group: Group, member: Member, machine: GpuMachine) -> bool
     return sum(math.prod(map(likely, each.sizes)) * each.dtype.itemsize for each in layouts) < machine.line_bytes
 
 
-def needs_kept_columns(members: list[Member], rows: tuple[Axis, ...]) -> bool:
+def needs_kept_columns(members: list[Member], rows: tuple[Axis, ...], machine: GpuMachine) -> bool:
     """Whether some reduce columns that others go across, and a program cannot hold all of it."""
     columns = [is_column_piece(member, rows) for member in members]
     if not any(columns) or all(columns):
         return False
     sizes = [whole_elements(member.inner(rows)) for member in members]
-    return any(size is None or size > MAX_HELD_ELEMENTS for size in sizes)
+    return any(size is None or size > machine.max_held_elements for size in sizes)
 
 
 def kept_column(members: list[Member], rows: tuple[Axis, ...]) -> Axis | None:

@@ -17,7 +17,6 @@ from ferrite.ir.program import Compute, Operation, Reduce, axes_of
 from ferrite.schedule.fusion.accesses import BufferTable, MemoryAccess, likely, likely_points
 from ferrite.schedule.fusion.members import with_indices
 
-MIN_ROWS = 4  # that one program goes through: with fewer, its columns cost more than they save
 Dimension = tuple[str, int]  # of a buffer
 
 
@@ -78,16 +77,16 @@ class Cut:
     pieces: int
 
 
-def cut_of(reduced: Sequence[Axis], wanted: int) -> Cut | None:
-    """About so many equal parts; `reduced`: from the slowest axis in memory to the fastest."""
+def cut_of(reduced: Sequence[Axis], wanted: int, min_rows: int) -> Cut | None:
+    """About so many equal parts, of `min_rows` at least; `reduced`: from the slowest axis in memory to the fastest."""
     *outer, along = reduced
     if not all(isinstance(item.extent, Number) for item in reduced):
         return None
     count = likely_points(outer)
     length = likely(along.extent)
-    if count > 4 * wanted or count * length < MIN_ROWS * wanted // 4:
+    if count > 4 * wanted or count * length < min_rows * wanted // 4:
         return None
-    near = [pieces for pieces in range(1, length // MIN_ROWS + 1) if length % pieces == 0]
+    near = [pieces for pieces in range(1, length // min_rows + 1) if length % pieces == 0]
     pieces = min(near, key=lambda pieces: abs(math.log(count * pieces / wanted)), default=0)
     if not pieces or not wanted // 2 <= count * pieces <= 4 * wanted:
         return None

@@ -28,12 +28,10 @@ from ferrite.ir import (
     rewrite_loads,
 )
 from ferrite.ir.program import Buffer, Compute, Operation, Program, Reduce, Scan, Sort, axes_of, reads, writes
+from ferrite.machines import GpuMachine
 from ferrite.schedule.fusion.accesses import likely_points
 from ferrite.schedule.gpu.products import is_product
 
-MAX_TABLE_ADDITIONS = 48  # what an element may cost: the reader moves at least as many bytes meanwhile
-MAX_TABLE_LOADS = 4
-MIN_READER_POINTS = 8  # for each element of the table: else there is no table, but work that is shared
 PLAIN = (Op, Cast, Masked, Load, Const, IndexValue)
 LOOPS = (Compute, Reduce, Scan, Sort)
 
@@ -48,12 +46,14 @@ class Table:
         )
 
 
-def with_small_tables_recomputed(program: Program, device: str) -> Program:
+def with_small_tables_recomputed(program: Program, device: str, machine: GpuMachine) -> Program:
     buffers = {buffer.name: buffer for buffer in program.buffers}
-    candidates = {place: each for place, each in enumerate(program.operations) if is_small_table(each, buffers, device)}
+    candidates = {
+        place: each for place, each in enumerate(program.operations) if is_small_table(each, buffers, device, machine)
+    }
     if not candidates:
         return program
-    uses = Uses(program, buffers)
+    uses = Uses(program, buffers, machine)
     tables = {
         each.stores[0].buffer: Table(each)
         for place, each in candidates.items()
@@ -67,7 +67,7 @@ def with_small_tables_recomputed(program: Program, device: str) -> Program:
     return replace(program, operations=tuple(operations)) if tables else program
 
 
-def is_small_table(operation: Operation, buffers: Mapping[str, Buffer], device: str) -> bool:
+def is_small_table(operation: Operation, buffers: Mapping[str, Buffer], device: str, machine: GpuMachine) -> bool:
     """Whether an operation computes all of a tensor of the program's own, element by element, with little work."""
     if not isinstance(operation, Compute) or len(operation.stores) != 1:
         return False
@@ -82,19 +82,19 @@ def is_small_table(operation: Operation, buffers: Mapping[str, Buffer], device: 
     loads = [item for item in nodes if isinstance(item, Load)]
     if (
         not all(isinstance(item, PLAIN) for item in nodes)
-        or len(loads) > MAX_TABLE_LOADS
+        or len(loads) > machine.max_table_loads
         or any(data_of(at) for item in loads for at in item.coordinates)
     ):
         return False
     work = sum(OPERATORS[item.name].cost if isinstance(item, Op) else 1 for item in nodes)
-    return work <= MAX_TABLE_ADDITIONS
+    return work <= machine.max_table_additions
 
 
 class Uses:
     """Which operations write and read each storage."""
 
-    def __init__(self, program: Program, buffers: Mapping[str, Buffer]) -> None:
-        self.operations, self.buffers = program.operations, buffers
+    def __init__(self, program: Program, buffers: Mapping[str, Buffer], machine: GpuMachine) -> None:
+        self.operations, self.buffers, self.machine = program.operations, buffers, machine
         self.writers: dict[str, list[int]] = {}
         self.readers: dict[str, list[int]] = {}
         for place, operation in enumerate(program.operations):
@@ -117,7 +117,7 @@ class Uses:
     def is_larger(self, reader: Operation, table: Compute) -> bool:
         if not isinstance(reader, Compute | Reduce) or is_product(reader):  # each block of which would compute it anew
             return False
-        return likely_points(axes_of(reader)) >= MIN_READER_POINTS * likely_points(table.axes)
+        return likely_points(axes_of(reader)) >= self.machine.min_table_readers * likely_points(table.axes)
 
     def is_given(self, storage: str, place: int) -> bool:
         """Whether no kernel makes it, and nothing writes it later on."""

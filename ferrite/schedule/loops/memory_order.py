@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ferrite.ir import ONE, ZERO, Axis, Index
+from ferrite.machines import AnyMachine
 from ferrite.schedule.fusion.accesses import UNKNOWN_EXTENT, axes_in, is_one, likely, step_of, upper_estimate
 from ferrite.schedule.fusion.nests import Nest
 from ferrite.schedule.loops.axes import indices_at
 from ferrite.schedule.loops.statements import Parts
 
-MAX_COUNTED_ELEMENTS = 8  # of an axis: a longer one is no better a choice for vectors
-MIN_TILED_ELEMENTS = 8  # along an axis: for fewer, a tile does not pay
+MAX_COUNTED_ELEMENTS = 8  # of an axis: a longer one is no better a choice for vectors, on any machine that is known
 
 
 def ordered_axes(axes: Sequence[Axis], indices: Sequence[Index], fixed: Axis | None = None) -> list[Axis]:
@@ -57,14 +57,14 @@ def vector_axes(
             yield nest, part, vector_axis([*rows, *nest.axes], inner_indices(nest, part))
 
 
-def crossing(order: Sequence[Axis], indices: Sequence[Index]) -> Axis | None:
-    """Another axis along which some memory lies side by side that does not along the vector axis."""
+def crossing(order: Sequence[Axis], indices: Sequence[Index], machine: AnyMachine) -> Axis | None:
+    """Another axis along which some memory lies side by side that does not along the vector axis, if tiles pay."""
     last = order[-1]
     for index in indices:
         for item in order[:-1]:
             if (
                 goes_across(index, item, last)
-                and min(upper_estimate(item.extent, 64), upper_estimate(last.extent, 64)) >= MIN_TILED_ELEMENTS
+                and min(upper_estimate(item.extent, 64), upper_estimate(last.extent, 64)) >= machine.min_tiled_elements
             ):
                 return item
     return None

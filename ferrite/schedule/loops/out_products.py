@@ -7,15 +7,19 @@
 A product that is only copied, into a part of memory that is the program's own, needs no memory and no copy. Its part
 must lie as BLAS writes it: rows side by side in steps of one. A device may want more of it: on a GPU, products that
 write rows which begin anywhere take several times as long. The part is written earlier than before, so nothing but
-other parts of the concatenation may be accessed until then.
+other parts of the concatenation may be accessed until then. And all of the concatenation is there from its first
+product on: where that raised the peak of the program, as a bucket of gradients would while most of what was saved is
+still there, the first products are copied as before.
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ferrite.errors import NotScheduled
 from ferrite.ir import (
     ONE,
     ZERO,
@@ -35,10 +39,13 @@ from ferrite.ir.program import Allocate, Buffer, Compute, Operation, Program, Re
 from ferrite.schedule.fusion.accesses import BufferTable, step_of
 from ferrite.schedule.fusion.groups import apart
 from ferrite.schedule.loops.axes import index_over
+from ferrite.schedule.memory.liveness import last_uses_of
+from ferrite.schedule.memory.peak import bytes_at, bytes_by_step
 
 # Operators that compute the same, bit by bit, into memory that is given to them.
 INTO = {f"aten.{name}.default": f"aten.{name}.out" for name in ("mm", "addmm", "bmm", "baddbmm")}
 MAX_PARTS_SEARCHED = 64  # of a concatenation, for each product: a limit on compile time
+MAX_PEAK_GROWTH = 1 / 64  # of the peak of the program, for copies that are not made
 
 
 def with_out_products(program: Program, device: str, is_quick: Callable[[Buffer], bool] = lambda part: True) -> Program:
@@ -47,6 +54,7 @@ def with_out_products(program: Program, device: str, is_quick: Callable[[Buffer]
     for place, operation in enumerate(program.operations):
         if isinstance(operation, Template) and operation.call.operator in INTO:
             work.take(place, operation)
+    work.within_memory()
     return work.rewritten() if work.parts else program
 
 
@@ -63,7 +71,7 @@ class _Destinations:
                 self.touching.setdefault(storage, []).append(place)
         self.parts: dict[str, Buffer] = {}  # products that are parts of another tensor
         self.products: dict[int, Template] = {}
-        self.copies: set[int] = set()
+        self.copies: dict[int, int] = {}  # by the places of products, those of the copies that are not made
 
     def storage(self, name: str) -> str:
         return self.buffer_table.buffers[name].storage
@@ -72,8 +80,6 @@ class _Destinations:
         """Make a product part of what it is copied to, where that can be."""
         (result,) = product.call.results
         if not isinstance(result, str) or self.is_seen(result):
-            return
-        if self.buffer_table.buffers[result].device.type != self.device:
             return
         if self.buffer_table.buffers[result].device.type != self.device:
             return
@@ -93,7 +99,7 @@ class _Destinations:
         )
         self.parts[result] = part
         self.products[position] = replace(product, call=into)
-        self.copies.add(users[1])
+        self.copies[position] = users[1]
 
     def is_seen(self, result: str) -> bool:
         return self.buffer_table.buffers[result].kind != "owned" or result in self.leaving or result in self.viewed
@@ -136,11 +142,55 @@ class _Destinations:
             return None
         return replace(product, strides=tuple(steps), offset=offset, kind="view", base=target.name)
 
+    def within_memory(self) -> None:
+        """Give up those products of a concatenation, the first ones, for which it would be there while the program
+        holds most."""
+        groups: dict[str | None, list[int]] = {}
+        for position, product in self.products.items():
+            groups.setdefault(self.parts[product.call.writes[0]].base, []).append(position)
+        program = self.program
+        last_uses = last_uses_of(program, program.operations, self.buffer_table)
+        given = (buffer for buffer in program.buffers if buffer.kind == "donated")
+        try:
+            before = sum(bytes_at(buffer, {}) for buffer in given)
+            change = bytes_by_step(program, program.operations, last_uses, lambda buffer: bytes_at(buffer, {}))
+        except NotScheduled:  # sizes that vary
+            return
+        held = [before + each for each in change]
+        limit = max(held, default=0) * (1 + MAX_PEAK_GROWTH)
+        for concat, positions in groups.items():
+            if concat is not None:
+                self.given_up(concat, positions, held, limit)
+
+    def given_up(self, concat: str, positions: Sequence[int], held: list[int], limit: float) -> None:
+        """`positions`: of the products of a concatenation. `held`: bytes at each place, which changes with it."""
+
+        def size(name: str) -> int:
+            return bytes_at(self.buffer_table.buffers[name], {})
+
+        first, end = positions[0], self.touching[concat][0]  # from where on it may be there, and is there in any case
+        total, own = size(concat), {place: size(self.products[place].call.writes[0]) for place in positions}
+        # What is held if all are written in place. For each that is not, its own bytes are held beside.
+        made = list(itertools.accumulate(own.get(place, 0) for place in range(first, end)))
+        least = [held[first + place] + total - size for place, size in enumerate(made)]
+        most_from_here = list(itertools.accumulate(reversed(least), max))[::-1]
+        kept = total_before = 0
+        while kept < len(positions) and positions[kept] < end:
+            if most_from_here[positions[kept] - first] + total_before <= limit:
+                break
+            total_before += own[positions[kept]]
+            kept += 1
+        for place in positions[:kept]:
+            del self.parts[self.products.pop(place).call.writes[0]], self.copies[place]
+        for place in range(positions[kept] if kept < len(positions) else end, end):
+            held[place] = least[place - first] + total_before
+
     def rewritten(self) -> Program:
         operations: list[Operation] = []
         allocated: set[str | None] = set()
+        copies = set(self.copies.values())
         for place, operation in enumerate(self.program.operations):
-            if place in self.copies:
+            if place in copies:
                 continue
             if (product := self.products.get(place)) is not None:
                 concat = self.parts[product.call.writes[0]].base

@@ -4,8 +4,8 @@ Members of a bucket are merged where the last of them can begin before the first
 which all of them begin at one place and are waited for at another, and no cycle can come of it. Collectives that are
 given a result of another are thus in a later bucket. How large buckets are is said by the settings; or, with
 `distributed="auto"`, the cost model compares some sizes with each other, equal ones and growing ones, and with no
-buckets at all, by when the graph would be done. All of it is decided by what every rank knows, sizes that are not known
-by those that were seen.
+buckets at all, by when the graph would be done; those for which it would hold more memory than `overlap_scheduling` may
+take are left out. All of it is decided by what every rank knows, sizes that are not known by those that were seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ferrite.machines import AnyMachine, machine_of
 from ferrite.passes.post_grad.distributed.agreement import decide
 from ferrite.passes.post_grad.distributed.exchanges import MEMBERS, WAIT, WHY, Exchange
 from ferrite.passes.post_grad.distributed.layout import Layout, rewrite_order
-from ferrite.passes.post_grad.distributed.overlap import MIN_GAIN, layout_of
+from ferrite.passes.post_grad.distributed.overlap import MIN_GAIN, layout_of, limits_for
 from ferrite.passes.post_grad.distributed.packing import Merge, refusal_to_merge
 from ferrite.passes.post_grad.distributed.settings import MB, Buckets, Overlap, chosen, is_auto
 from ferrite.passes.post_grad.distributed.timeline import Job, Limits, Placement, forecast
@@ -159,13 +159,15 @@ class _Plan:
 def best_buckets(layout: Layout, runs: list[list[Exchange]], machine: AnyMachine) -> list[list[Exchange]]:
     """The buckets with which the graph should be done first; none, if nothing is gained."""
     total = sum(max(each.given, each.result) for run in runs for each in run)
+    held = layout.held()
+    limit = limits_for(layout, Overlap()).memory
     plans = [_Plan(done_after(layout, [], machine), [])]
     tried: list[list[list[Exchange]]] = [[]]
     for part, grows in itertools.product(PARTS, (False, True)):
         largest = min(total / part, MAX_AUTO_MB * MB)
         smallest = total / PARTS[-1] if grows else largest
         buckets = [each for run in runs for each in from_exposed_end(run, layout, smallest, largest)]
-        if buckets not in tried:
+        if buckets not in tried and peak_with(layout, buckets, held) <= limit:
             plans.append(_Plan(done_after(layout, buckets, machine), buckets))
             tried.append(buckets)
     best = min(plans, key=lambda plan: plan.seconds)
@@ -188,6 +190,24 @@ def from_exposed_end(run: Sequence[Exchange], layout: Layout, smallest: float, l
     if run[0].kind == "all_gather":
         return filled(run, layout, cap)
     return [members[::-1] for members in reversed(filled(run[::-1], layout, cap))]
+
+
+def peak_with(layout: Layout, buckets: Iterable[Sequence[Exchange]], held: Sequence[float]) -> float:
+    """Bytes that the graph would hold at its peak. A bucket of gathers is there from the first to the last need of a
+    part, how long before is up to `overlap_scheduling`; one of sums from its first part on, as none can be given up
+    before all are sent."""
+    change = [0.0] * (len(held) + 1)
+    for members in buckets:
+        job, jobs = merged_job(members, layout), [layout.job(each) for each in members]
+        is_gather = members[0].kind == "all_gather"
+        begin, end = min(each.start for each in jobs), job.wait
+        if is_gather:
+            begin, end = job.needed, max(layout.last_need(wait) for each in members for wait in each.waits)
+        size = sum(each.result if is_gather else each.given for each in members)
+        change[begin] += size
+        change[min(max(begin, end) + 1, len(held))] -= size
+    more = itertools.accumulate(change)
+    return max((both[0] + both[1] for both in zip(held, more, strict=False)), default=0.0)
 
 
 def done_after(layout: Layout, buckets: Iterable[Sequence[Exchange]], machine: AnyMachine) -> float:

@@ -10,7 +10,7 @@ import operator
 import torch
 
 from ferrite.capture import is_operator, is_view
-from ferrite.graph import fake_value, is_elementwise, leaves
+from ferrite.graph import fake_value, is_elementwise, leaves, storages_of
 from ferrite.machines import AnyMachine
 from ferrite.passes.post_grad.distributed.exchanges import BY_TARGET, WAIT, bytes_of, is_tensor
 from ferrite.passes.shared.flops import flops_of_call
@@ -35,7 +35,11 @@ def is_light(node: torch.fx.Node) -> bool:
 
 
 def is_view_call(node: torch.fx.Node) -> bool:
-    return is_operator(node.target) and is_view(node.target)
+    """Whether a node gives its operand's memory: `reshape` may, or else copies."""
+    if not is_operator(node.target) or not is_view(node.target):
+        return False
+    own = storages_of(node)
+    return not own or any(own & storages_of(operand) for operand in node.all_input_nodes)
 
 
 def operations_of(node: torch.fx.Node) -> int:

@@ -113,6 +113,17 @@ class Layout:
         after = bisect.bisect_right(self.writes, self.place[wait])
         return min(self.needed[wait], self.writes[after] if after < len(self.writes) else len(self.nodes) - 1)
 
+    def last_need(self, wait: torch.fx.Node) -> int:
+        """The last place at which a result is read, itself or through views and copies."""
+        found, pending, seen = self.place[wait], [wait], {wait}
+        while pending:
+            for user in pending.pop().users:
+                found = max(found, self.place[user])
+                if is_light(user) and user not in seen:
+                    seen.add(user)
+                    pending.append(user)
+        return found
+
     def held(self) -> list[float]:
         """Bytes of results that are alive when each node has run, beyond the inputs; views take none."""
         last: dict[Storage, int] = {}
