@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ferrite import backend
 from ferrite.codegen.triton import kernel_source, launch_of
+from ferrite.lower.graph import lower_graph
 from ferrite.machines import GpuMachine
 from ferrite.schedule.plan import make_plan
 from tests.gpu_plans import TINY, assert_as_eager, plan_of, run_plan, scheduling
@@ -161,13 +161,12 @@ W = torch.randn(24)
 def known_columns(function, rows, monkeypatch):
     """The plan of a function for any number of rows, what it gives for some, and what eager gives."""
     caught = []
-    compile_graph = backend.lower_graph
 
     def lower(*about):
-        caught.append(compile_graph(*about))
+        caught.append(lower_graph(*about))
         return caught[-1]
 
-    monkeypatch.setattr(backend, "lower_graph", lower)
+    monkeypatch.setattr("ferrite.backend.lower_graph", lower)
     x, g = torch.randn(800, 24), torch.randn(800, 24)
     for each in (x, g):
         torch._dynamo.mark_dynamic(each, 0)
