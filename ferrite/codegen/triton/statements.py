@@ -162,8 +162,8 @@ class Printer:
         for index in module.wide_indices:
             reaches.add(index)
         beyond = reaches.is_beyond
-        known = {ZERO: "tl.int32", ONE: WIDE}
-        chosen = known[beyond] if beyond in known else f"tl.int32 if {NARROW} else {WIDE}"
+        known: dict[Index, str] = {ZERO: "tl.int32", ONE: WIDE}
+        chosen = known.get(beyond, f"tl.int32 if {NARROW} else {WIDE}")
         self.index_type.append(f"{INDENT}{INDEX}: tl.constexpr = {chosen}")
         return ZERO if isinstance(beyond, Number) else beyond
 
