@@ -52,7 +52,7 @@ def for_any_rows(function: Function, backend: str) -> Function:
         if id(x) not in marked:
             marked[id(x)] = x.detach().requires_grad_(x.requires_grad)
             if x.dim() > 1:
-                torch._dynamo.mark_dynamic(marked[id(x)], 0)
+                torch._dynamo.maybe_mark_dynamic(marked[id(x)], 0)
         return marked[id(x)]
 
     return lambda *inputs: made(*map(other, inputs))
