@@ -8,18 +8,16 @@ import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.indices import INDEX, WIDE, widened
 from ferrite.codegen.triton.launch import ALIGNMENT, DESCRIPTORS, NARROW, Block
+from ferrite.codegen.triton.pairs import Pair
 from ferrite.ir import Atom, Axis, Const, Data, Expr, Index, Load, Number, Symbol
 from ferrite.ir.kernel import Loop, Notes
-
-if TYPE_CHECKING:
-    from ferrite.codegen.triton.pairs import Pair
 
 INDENT = "    "
 Dims = frozenset[int]

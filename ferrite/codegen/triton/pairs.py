@@ -10,14 +10,11 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ferrite.codegen.triton.module import Mask, Value
 from ferrite.ir import (
     Axis,
-    Const,
     Expr,
     Index,
     IndexValue,
@@ -31,9 +28,6 @@ from ferrite.ir import (
     substitute,
 )
 from ferrite.ir.kernel import Let, Statement, Store
-
-if TYPE_CHECKING:
-    from ferrite.codegen.triton.values import Evaluation
 
 Condition = frozenset[tuple[Expr, Expr]]  # what holds around a load, each with what there is elsewhere
 
@@ -114,42 +108,3 @@ def parts_of(condition: Expr) -> list[Expr]:
     if isinstance(condition, Op) and condition.name == "logical_and":
         return [part for each in condition.operands for part in parts_of(each)]
     return [condition]
-
-
-def load_pair(
-    evaluation: Evaluation, pair: Pair, masks: Sequence[Mask], other: Const | None
-) -> tuple[Value, Value] | None:
-    """Both elements for every lane; None where a mask tells lanes apart otherwise than by an extent."""
-    from ferrite.codegen.triton.values import filling
-
-    module, axes = evaluation.module, evaluation.scope.axes
-    lane, last = axes[-1], len(axes) - 1
-    base = module.bases[lane.axis]
-    lanes = f"tl.arange(0, {2 * lane.block.most})[{'None, ' * last}:]"
-    places = module.set("j", f"({base}) * 2 + {lanes}" if base else lanes)
-    _, wide = module.atoms[lane.axis]
-    kept = []
-    for mask in evaluation.parts_of(tuple(masks)):
-        if last not in mask.value.dims:
-            kept.append(mask.value.at(last + 1))
-        elif mask.bounds == last:
-            end, _ = evaluation.index(pair.end)
-            if end.dims:
-                return None
-            kept.append(f"({places} < {end.text})")
-        else:
-            return None
-    start, inside = evaluation.index(pair.even.coordinates[0], at={lane.axis: (Value("0"), wide)})
-    assert not inside
-    names = [axis.block.name for axis in axes[:-1]]
-    shape = [*names, str(2 * lane.block.most)]
-    pointer = f"{module.pointers[pair.even.buffer]} + ({start.at(last + 1)} + {places})"
-    pointer = f"tl.broadcast_to({pointer}, [{', '.join(shape)}])"
-    masked = ""
-    if kept:
-        masked = f", mask={' & '.join(kept)}, other={(filling(other) if other is not None else None) or 0}"
-    loaded = module.set("v", f"tl.load({pointer}{masked}{module.eviction_of(pair.even.buffer)})")
-    first, second = module.fresh("v"), module.fresh("v")
-    module.line(f"{first}, {second} = tl.split(tl.reshape({loaded}, [{', '.join([*names, lane.block.name, '2'])}]))")
-    dims = frozenset(range(last + 1))
-    return Value(first, dims), Value(second, dims)

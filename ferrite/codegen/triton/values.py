@@ -19,7 +19,7 @@ from ferrite.codegen.triton.operators import (
     plain_number,
     rounds_apart,
 )
-from ferrite.codegen.triton.pairs import Pair, load_pair
+from ferrite.codegen.triton.pairs import Pair
 from ferrite.errors import NotGenerated
 from ferrite.ir import (
     DIGITS,
@@ -337,12 +337,48 @@ class Evaluation:
         """An even place and the one behind it. Where that is there less often, it comes later: then there is a pair."""
         key = ("pair", pair.even)
         if key not in self.known and pair.place == 0:
-            both = load_pair(self, pair, masks, other)
+            both = self.load_pair(pair, masks, other)
             self.known.set(key, both)
             for value in both if both and other is not None and masks else ():
                 self.module.filled[value.text] = other, masks
         found: tuple[Value, Value] | None = self.known.get(key)
         return found
+
+    def load_pair(self, pair: Pair, masks: Masks, other: Const | None) -> tuple[Value, Value] | None:
+        """Both elements for every lane; None where a mask tells lanes apart otherwise than by an extent."""
+        module, axes = self.module, self.scope.axes
+        lane, last = axes[-1], len(axes) - 1
+        base = module.bases[lane.axis]
+        lanes = f"tl.arange(0, {2 * lane.block.most})[{'None, ' * last}:]"
+        places = module.set("j", f"({base}) * 2 + {lanes}" if base else lanes)
+        _, wide = module.atoms[lane.axis]
+        kept = []
+        for mask in self.parts_of(masks):
+            if last not in mask.value.dims:
+                kept.append(mask.value.at(last + 1))
+            elif mask.bounds == last:
+                end, _ = self.index(pair.end)
+                if end.dims:
+                    return None
+                kept.append(f"({places} < {end.text})")
+            else:
+                return None
+        start, inside = self.index(pair.even.coordinates[0], at={lane.axis: (Value("0"), wide)})
+        assert not inside
+        names = [axis.block.name for axis in axes[:-1]]
+        shape = [*names, str(2 * lane.block.most)]
+        pointer = f"{module.pointers[pair.even.buffer]} + ({start.at(last + 1)} + {places})"
+        pointer = f"tl.broadcast_to({pointer}, [{', '.join(shape)}])"
+        masked = ""
+        if kept:
+            masked = f", mask={' & '.join(kept)}, other={(filling(other) if other is not None else None) or 0}"
+        loaded = module.set("v", f"tl.load({pointer}{masked}{module.eviction_of(pair.even.buffer)})")
+        first, second = module.fresh("v"), module.fresh("v")
+        module.line(
+            f"{first}, {second} = tl.split(tl.reshape({loaded}, [{', '.join([*names, lane.block.name, '2'])}]))"
+        )
+        dims = frozenset(range(last + 1))
+        return Value(first, dims), Value(second, dims)
 
     def pointer(
         self, buffer: str, coordinate: Index, masks: Masks, spread: Dims = NO_DIMS
