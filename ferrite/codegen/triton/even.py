@@ -30,8 +30,8 @@ def row_strides(kernel: Kernel) -> set[Symbol]:
 
 
 def partly_even(kernel: Kernel) -> list[tuple[Symbol, int]]:
-    """Those that are likely to be multiples of 4 or 8, but not of 16, each with that."""
-    strides = row_strides(kernel)
+    """Those that are likely to be multiples of 4 or 8, but not of 16, each with that; none of which a product is."""
+    strides = row_strides(kernel).difference(*(product.factors for product in even_products(kernel)))
     return [(size, size.likely) for size in kernel.sizes if size in strides and size.likely in (4, 8)]
 
 
