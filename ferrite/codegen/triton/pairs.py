@@ -48,7 +48,7 @@ def pairs_in(body: Iterable[Statement], lanes: Axis) -> dict[Load, Pair]:
     for statement in body:
         if isinstance(statement, Let | Store):
             collect(statement.value, frozenset(), conditions, set())
-    found = {}
+    found: dict[Load, Pair] = {}
     for load in conditions:
         (place,) = load.coordinates if len(load.coordinates) == 1 else (None,)
         if place is None or data_of(place) or not is_even(place, lanes):

@@ -313,8 +313,8 @@ class Evaluation:
         self.module.needs("report")
         self.module.line(f"report(failure, {number}, {', '.join(texts)})")
         if not is_narrow(atom):
-            wide = value if self.module.index_type == WIDE else self.named(self.module.widened(value.text), value.dims)
-            return wide, True, inside
+            same = self.module.index_type == WIDE
+            return (value if same else self.named(self.module.widened(value.text), value.dims)), True, inside
         return Value(self.module.set("at", f"tl.cast({value.text}, tl.int32)"), value.dims), False, inside
 
     def load(self, item: Load, masks: Masks) -> Value:
@@ -339,8 +339,8 @@ class Evaluation:
         if key not in self.known and pair.place == 0:
             both = self.load_pair(pair, masks, other)
             self.known.set(key, both)
-            for value in both if both and other is not None and masks else ():
-                self.module.filled[value.text] = other, masks
+            if both is not None and other is not None and masks:
+                self.module.filled |= {value.text: (other, masks) for value in both}
         found: tuple[Value, Value] | None = self.known.get(key)
         return found
 
