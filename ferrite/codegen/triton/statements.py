@@ -189,7 +189,7 @@ class Printer:
     def whole_block(self, item: Spread, body: tuple[Statement, ...], scope: Scope) -> str | None:
         """Whether all lanes of a flat block count, as a condition: so it is in all programs but the last, and without a
         mask they load and store vectors. None where masks are no hindrance, or where there is much to be written twice.
-        Measured: WHOLE_BLOCK_NOTE"""
+        """
         extent = item.loop.axis.extent
         bounds = [mask.bounds for mask in scope.masks]
         if not self.stated or bounds != [0] or extent % number(MASKED_ELEMENTS) is ZERO:
