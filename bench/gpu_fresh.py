@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from bench.backends import in_fresh_process
-from bench.gpu_kernels import DEVICE, DYNAMIC, kernels, median
+from bench.gpu_kernels import ANY_ROWS, DEVICE, DYNAMIC, kernels, median
 
 STEPS_TIMED = 20
 
@@ -104,12 +104,12 @@ def fresh(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def dynamic(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Kernels for any sizes beside those for the sizes at hand."""
-    chosen.backends = ["ferrite", f"ferrite{DYNAMIC}"]
+    """Kernels for any sizes, and for any number of rows, beside those for the sizes at hand."""
+    ways = {f"ferrite{DYNAMIC}": "any sizes", f"ferrite{ANY_ROWS}": "any rows"}
+    chosen.backends = ["ferrite", *ways]
     result = kernels(chosen)
     for row in result["rows"]:
-        if all(name in row for name in chosen.backends):
-            row["dynamic / static"] = round(row[chosen.backends[1]] / row["ferrite"], 2)
+        row |= {f"{text} / known": round(row[way] / row["ferrite"], 2) for way, text in ways.items() if way in row}
     return result
 
 

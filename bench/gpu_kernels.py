@@ -3,7 +3,7 @@
 Microseconds on the GPU between two events, with the cache of the GPU emptied before each, medians. What a copy of the
 same number of bytes takes, measured in the same run, is the limit; `of the limit` says how much of its speed ferrite
 has. `--size large` has tensors of 268 MB and more, where the start and the end of a kernel count for little.
-"ferrite, dynamic" among the backends is compiled for any sizes.
+"ferrite, dynamic" among the backends is compiled for any sizes, "ferrite, any rows" for any number of rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEVICE = "cuda"
 ROUNDS = 30
 TRAINING_AHEAD = 12  # see `Clock.microseconds`: guards, autograd and two programs
 SIZES = {"usual": 1, "large": 4}  # times 67 MB, in 16 bits
-DYNAMIC = ", dynamic"
+DYNAMIC, ANY_ROWS = ", dynamic", ", any rows"
 Function = Callable[..., Any]
 Case = tuple[str, Function, list[Any], int]
 
@@ -35,9 +35,27 @@ def median(numbers: Sequence[float]) -> float:
 def compiled(function: Function, name: str) -> Function:
     if name == "eager":
         return function
+    if name.endswith(ANY_ROWS):
+        return for_any_rows(function, name.removesuffix(ANY_ROWS))
     if not name.endswith(DYNAMIC):
         return torch.compile(function, backend=name)  # type: ignore[no-any-return]
     return given_to(name.removesuffix(DYNAMIC), with_own_code(function), dynamic=True)
+
+
+def for_any_rows(function: Function, backend: str) -> Function:
+    """A function compiled for any length of the first dimension of what has several. What is marked so are other
+    tensors with the same memory."""
+    made = torch.compile(with_own_code(function), backend=backend)
+    marked: dict[int, torch.Tensor] = {}
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        if id(x) not in marked:
+            marked[id(x)] = x.detach().requires_grad_(x.requires_grad)
+            if x.dim() > 1:
+                torch._dynamo.maybe_mark_dynamic(marked[id(x)], 0)
+        return marked[id(x)]
+
+    return lambda *inputs: made(*map(other, inputs))
 
 
 def backends_for(function: Function, inputs: Sequence[Any], names: Sequence[str]) -> tuple[dict[str, Function], dict]:

@@ -237,7 +237,7 @@ def test_channels_that_lie_side_by_side_are_shared_by_pieces_of_images():
 def test_windows_are_written_out_and_lanes_are_results():
     kernel = one_kernel(lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2), made(8, 64, 112, 112, dtype=BF16))
     assert not loops(kernel, "reduction")
-    assert kernel_source(kernel, "pool").count("tl.load(") == 9
+    assert kernel_source(kernel, "pool").count("tl.load(") == 6, "two of three in a row are one load"
     source = kernel_source(kernel, "pool")
     assert source.count(">=") == 2, "only the first row and the first column of a window may lie outside"
     assert "tl.where(" not in source, "a load says itself what is outside"

@@ -68,7 +68,10 @@ class Reaches:
         """1 where some index could leave 32 bits, 0 where none can."""
         if not self.all_bounded:
             return ONE
-        return minimum(maximum(*self.found) // LIMIT, ONE) if self.found else ZERO
+        most = [
+            each for each in self.found if not any(exceeds(other, each) for other in self.found if other is not each)
+        ]
+        return minimum(maximum(*most) // LIMIT, ONE) if most else ZERO
 
     def add(self, index: Index) -> Index:
         reach = self.of(index)
@@ -97,11 +100,38 @@ class Reaches:
                 self.add(index.top)
                 return self.add(index.bottom)
             case Min() if all(item.low is not None and item.low >= 0 for item in index.items):
-                return minimum(*map(self.of, index.items))
+                reaches = [self.of(item) for item in index.items]
+                return next((each for each in reaches if isinstance(each, Number)), minimum(*reaches))
             case Min() | Max():
                 return maximum(*map(self.of, index.items))
         self.all_bounded = False
         return ZERO
+
+
+def exceeds(one: Index, other: Index) -> bool:
+    """Whether a sum of products of sizes surely is no less than another: each term of this is in one of that."""
+    left = terms_of(one)
+    for factors, count in terms_of(other):
+        found = next((place for place, term in enumerate(left) if term[1] >= count and not factors - term[0]), None)
+        if found is None:
+            return False
+        left.pop(found)
+    return True
+
+
+def terms_of(index: Index) -> list[tuple[Counter[Index], int]]:
+    """Products as their factors, and how often they are added up. A factor is one at least."""
+    terms = [*index.terms, (ONE, index.constant)] if isinstance(index, Sum) else [(index, 1)]
+    found = []
+    for item, count in terms:
+        factors = item.factors if isinstance(item, Product) else [item]
+        numbers = [each.value for each in factors if isinstance(each, Number)]
+        symbols = Counter(each for each in factors if not isinstance(each, Number))
+        if count and all(each.low is not None and each.low >= 1 for each in symbols):
+            found.append((symbols, count * math.prod(numbers)))
+        elif count:
+            found.append((Counter([*symbols, item]), count))  # covered by nothing but itself
+    return sorted(found, key=lambda term: -len(term[0]))
 
 
 class IndexText:

@@ -15,7 +15,8 @@ import torch
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.indices import INDEX, WIDE, widened
 from ferrite.codegen.triton.launch import ALIGNMENT, DESCRIPTORS, NARROW, Block
-from ferrite.ir import Atom, Axis, Const, Data, Expr, Index, Number, Symbol
+from ferrite.codegen.triton.pairs import Pair
+from ferrite.ir import Atom, Axis, Const, Data, Expr, Index, Load, Number, Symbol
 from ferrite.ir.kernel import Loop, Notes
 
 INDENT = "    "
@@ -152,6 +153,7 @@ def _loads(item: Any) -> frozenset[str]:
 class Module:
     """`functions`: helpers of this kernel alone, by name. `names`: every name that is taken. `quick`: all results have
     16 bits. `filled`: what a loaded block holds outside of which masks. `once`: memory that no cache need keep.
+    `pairs`: loads of every second element, and of those behind.
     `last_readers`: loops after which it need not keep some memory, which others read before. `loops`: those around."""
 
     checks: tuple[Data, ...]
@@ -180,8 +182,10 @@ class Module:
     loops: list[Loop] = field(default_factory=list)
     filled: dict[str, tuple[Const, tuple[Mask, ...]]] = field(default_factory=dict)
     index_type: str = WIDE  # of indices that may not fit into 32 bits
-    even: dict[tuple[Index, ...], str] = field(default_factory=dict)  # products of sizes that are multiples of 16
+    even: list[Index] = field(default_factory=list)  # what is promised to be a multiple of 16
+    named: dict[tuple[Index, ...], str] = field(default_factory=dict)  # products of sizes that have a name
     wide_indices: dict[Index, None] = field(default_factory=dict)  # those that were printed
+    pairs: dict[Load, Pair] = field(default_factory=dict)
     describes: bool = False  # whether blocks are loaded by descriptors where that can be
     descriptors: dict[str, str] = field(default_factory=dict)  # their names, by what makes them
 

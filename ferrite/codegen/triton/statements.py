@@ -15,12 +15,14 @@ from typing import Any
 from ferrite.codegen.triton.attention import print_attention
 from ferrite.codegen.triton.barriers import Barriers
 from ferrite.codegen.triton.descriptors import described
+from ferrite.codegen.triton.even import even_products, partly_even
 from ferrite.codegen.triton.grid import MAX_BLOCK_ELEMENTS, Spread, block_limit, spread_loops
 from ferrite.codegen.triton.grouped import print_choice
 from ferrite.codegen.triton.indices import INDEX, WIDE, Reaches, is_narrow
 from ferrite.codegen.triton.launch import DESCRIPTORS, EVEN, EVEN_ELEMENTS, NARROW, Block, power_of_two
 from ferrite.codegen.triton.module import EVICT_FIRST, INDENT, BlockAxis, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import filled, is_at_least_one, is_product, type_name
+from ferrite.codegen.triton.pairs import pairs_in
 from ferrite.codegen.triton.products import BlockProduct, block_product, factor
 from ferrite.codegen.triton.rounding import all_are_rounded, exact_values, powers_beside_one
 from ferrite.codegen.triton.states import Accumulators
@@ -35,7 +37,6 @@ from ferrite.ir import (
     Index,
     Load,
     Number,
-    Product,
     Symbol,
     arithmetic_type,
     cast,
@@ -109,7 +110,7 @@ class Printer:
             if wide:
                 module.line(f"{name} = {module.widened(name)}")
         if module.index_type == INDEX:
-            self.name_even_products(kernel)
+            self.tell_what_is_even(kernel)
         loops, body = spread_loops(kernel)
         blocks = [self.block_of(item.loop.axis.extent, item.most) if item.most > 1 else None for item in loops]
         counts = [_count(item.loop.axis.extent, block) for item, block in zip(loops, blocks, strict=True)]
@@ -130,27 +131,25 @@ class Printer:
             module.line("pass")
         return total
 
-    def name_even_products(self, kernel: Kernel) -> None:
-        """Names for extents of blocks that are products of sizes, and multiples of 16 though no size need be one: rows
-        and masks of vectors begin and end with such."""
+    def tell_what_is_even(self, kernel: Kernel) -> None:
+        """Sizes and products of them that vectors want to be multiples, with a constant for each that says whether."""
         module = self.module
-        extents = dict.fromkeys(
-            item.axis.extent for item in walk(kernel.body) if isinstance(item, Loop) and item.lanes > 1
-        )
-        for extent in extents:
-            if not isinstance(extent, Product) or not all(isinstance(each, Symbol) for each in extent.factors):
-                continue
-            parts = [each.likely or 1 for each in extent.factors if isinstance(each, Symbol)]
-            if math.prod(parts) % EVEN_ELEMENTS == 0 and max(parts) < EVEN_ELEMENTS:
-                name = module.set("even", Evaluation(module, Scope()).index(extent)[0].text)
-                with module.indented(f"if {EVEN}{len(module.even)}:"):
-                    module.line(f"{name} = tl.multiple_of({name}, {EVEN_ELEMENTS})")
-                module.even[extent.factors] = name
+        for size, power in partly_even(kernel):
+            name = module.atoms[size][0].text
+            with module.indented(f"if {EVEN}{len(module.even)}:"):
+                module.line(f"{name} = tl.multiple_of({name}, {power})")
+            module.even.append(size * (EVEN_ELEMENTS // power))
+        for product in even_products(kernel):
+            name = module.set("even", Evaluation(module, Scope()).index(product)[0].text)
+            with module.indented(f"if {EVEN}{len(module.even)}:"):
+                module.line(f"{name} = tl.multiple_of({name}, {EVEN_ELEMENTS})")
+            module.even.append(product)
+            module.named[product.factors] = name
 
     def promises(self, kernel: Kernel) -> tuple[tuple[str, Index], ...]:
         """What the host has to see to, as names of constants and numbers that are multiples of 16 where it holds."""
         beyond = self.print_index_type(kernel)
-        even = tuple((f"{EVEN}{place}", math.prod(each, start=ONE)) for place, each in enumerate(self.module.even))
+        even = tuple((f"{EVEN}{place}", each) for place, each in enumerate(self.module.even))
         return (*even, (NARROW, beyond)) if beyond is not ZERO else even
 
     def print_index_type(self, kernel: Kernel) -> Index:
@@ -163,14 +162,17 @@ class Printer:
         for index in module.wide_indices:
             reaches.add(index)
         beyond = reaches.is_beyond
-        types = {ZERO: "tl.int32", ONE: WIDE}.get(beyond, f"tl.int32 if {NARROW} else {WIDE}")
-        self.index_type.append(f"{INDENT}{INDEX}: tl.constexpr = {types}")
+        known: dict[Index, str] = {ZERO: "tl.int32", ONE: WIDE}
+        chosen = known.get(beyond, f"tl.int32 if {NARROW} else {WIDE}")
+        self.index_type.append(f"{INDENT}{INDEX}: tl.constexpr = {chosen}")
         return ZERO if isinstance(beyond, Number) else beyond
 
     def one_program(
         self, loops: list[Spread], blocks: list[Block | None], counts: list[Index], body: tuple[Statement, ...]
     ) -> None:
         scope = Scope()
+        if self.stated and loops and loops[-1].most > 1 and all(isinstance(item, Let | Store) for item in body):
+            self.module.pairs = pairs_in(body, loops[-1].loop.axis)
         places = self.places(loops, counts)
         for item, block, at in zip(loops, blocks, places, strict=True):
             scope = self.spread(item, block, at, scope)
@@ -187,7 +189,7 @@ class Printer:
     def whole_block(self, item: Spread, body: tuple[Statement, ...], scope: Scope) -> str | None:
         """Whether all lanes of a flat block count, as a condition: so it is in all programs but the last, and without a
         mask they load and store vectors. None where masks are no hindrance, or where there is much to be written twice.
-        Measured: WHOLE_BLOCK_NOTE"""
+        """
         extent = item.loop.axis.extent
         bounds = [mask.bounds for mask in scope.masks]
         if not self.stated or bounds != [0] or extent % number(MASKED_ELEMENTS) is ZERO:
@@ -244,13 +246,20 @@ class Printer:
         self.block(item.before, scope)
         axis = item.loop.axis
         if block is None:
-            self.number(axis, Evaluation(self.module, scope).index(at)[0].text)
+            self.number(axis, self.counted(at, axis, scope))
             return scope
         if self.stated and _holds(block.most, axis.extent):
             return self.lanes(axis, block, "", scope, whole=True, empty=False)
-        start, _ = Evaluation(self.module, scope).index(at)
-        base = start.text if is_narrow(axis) else self.module.widened(start.text)
+        start = self.counted(at, axis, scope)
+        base = start if is_narrow(axis) else self.module.widened(start)
         return self.lanes(axis, block, f"({base}) * {block.name}", scope, whole=False)
+
+    def counted(self, at: Index, axis: Axis, scope: Scope) -> str:
+        """Which iteration or block a program has. What counts programs fits, since there are no more than fit."""
+        before = dict(self.module.wide_indices)
+        text, _ = Evaluation(self.module, scope).index(at)
+        self.module.wide_indices = before if is_narrow(axis) else {**before, axis: None}
+        return text.text
 
     def block_of(self, extent: Index, most: int) -> Block:
         return self.module.fixed(most) if self.stated else self.module.block(extent, most)

@@ -19,6 +19,7 @@ from ferrite.codegen.triton.operators import (
     plain_number,
     rounds_apart,
 )
+from ferrite.codegen.triton.pairs import Pair
 from ferrite.errors import NotGenerated
 from ferrite.ir import (
     DIGITS,
@@ -228,7 +229,13 @@ class Evaluation:
             inner = (Mask(self.both(mask, *(item.value for item in masks))),)
             self.known.set(("inner", mask, masks), inner)
             self.known.set(("outer", inner), masks)
+            self.known.set(("parts", inner), (Mask(mask), *self.parts_of(masks)))
         return inner
+
+    def parts_of(self, masks: Masks) -> Masks:
+        """The masks that some were made of."""
+        found = [self.known.get(("parts", (mask,))) or (mask,) for mask in masks]
+        return tuple(part for some in found for part in some)
 
     def both(self, *masks: Value) -> Value:
         if len(masks) == 1:
@@ -274,7 +281,7 @@ class Evaluation:
         dims = NO_DIMS.union(*(value.dims for value, _ in found.values()))
         rank = max(dims, default=-1) + 1
         look = {atom: (value.at(rank), wide) for atom, (value, wide) in found.items()}
-        text, wide = IndexText(look.__getitem__, self.module.needs, self.module.index_type, self.module.even).text(
+        text, wide = IndexText(look.__getitem__, self.module.needs, self.module.index_type, self.module.named).text(
             index
         )
         if wide:
@@ -306,22 +313,72 @@ class Evaluation:
         self.module.needs("report")
         self.module.line(f"report(failure, {number}, {', '.join(texts)})")
         if not is_narrow(atom):
-            wide = value if self.module.index_type == WIDE else self.named(self.module.widened(value.text), value.dims)
-            return wide, True, inside
+            same = self.module.index_type == WIDE
+            return (value if same else self.named(self.module.widened(value.text), value.dims)), True, inside
         return Value(self.module.set("at", f"tl.cast({value.text}, tl.int32)"), value.dims), False, inside
 
     def load(self, item: Load, masks: Masks) -> Value:
         tile = self.module.tiles.get(item.buffer)
         if tile is not None:
             return self.tile(tile, item.coordinates)
-        pointer, guard, dims = self.pointer(item.buffer, item.coordinates[0], masks)
         other = self.fillings.get((item, masks))
+        pair = self.module.pairs.get(item)
+        if pair is not None and (both := self.pair(pair, masks, other)) is not None:
+            return both[pair.place]
+        pointer, guard, dims = self.pointer(item.buffer, item.coordinates[0], masks)
         masked = "" if guard is None else f", mask={guard}, other={filling(other) if other is not None else 0}"
         masked += self.module.eviction_of(item.buffer)
         found = self.named(f"tl.load({pointer}{masked})", dims)
         if other is not None and guard is not None:
             self.module.filled[found.text] = other, masks
         return found
+
+    def pair(self, pair: Pair, masks: Masks, other: Const | None) -> tuple[Value, Value] | None:
+        """An even place and the one behind it. Where that is there less often, it comes later: then there is a pair."""
+        key = ("pair", pair.even)
+        if key not in self.known and pair.place == 0:
+            both = self.load_pair(pair, masks, other)
+            self.known.set(key, both)
+            if both is not None and other is not None and masks:
+                self.module.filled |= {value.text: (other, masks) for value in both}
+        found: tuple[Value, Value] | None = self.known.get(key)
+        return found
+
+    def load_pair(self, pair: Pair, masks: Masks, other: Const | None) -> tuple[Value, Value] | None:
+        """Both elements for every lane; None where a mask tells lanes apart otherwise than by an extent."""
+        module, axes = self.module, self.scope.axes
+        lane, last = axes[-1], len(axes) - 1
+        base = module.bases[lane.axis]
+        lanes = f"tl.arange(0, {2 * lane.block.most})[{'None, ' * last}:]"
+        places = module.set("j", f"({base}) * 2 + {lanes}" if base else lanes)
+        _, wide = module.atoms[lane.axis]
+        kept = []
+        for mask in self.parts_of(masks):
+            if last not in mask.value.dims:
+                kept.append(mask.value.at(last + 1))
+            elif mask.bounds == last:
+                end, _ = self.index(pair.end)
+                if end.dims:
+                    return None
+                kept.append(f"({places} < {end.text})")
+            else:
+                return None
+        start, inside = self.index(pair.even.coordinates[0], at={lane.axis: (Value("0"), wide)})
+        assert not inside
+        names = [axis.block.name for axis in axes[:-1]]
+        shape = [*names, str(2 * lane.block.most)]
+        pointer = f"{module.pointers[pair.even.buffer]} + ({start.at(last + 1)} + {places})"
+        pointer = f"tl.broadcast_to({pointer}, [{', '.join(shape)}])"
+        masked = ""
+        if kept:
+            masked = f", mask={' & '.join(kept)}, other={(filling(other) if other is not None else None) or 0}"
+        loaded = module.set("v", f"tl.load({pointer}{masked}{module.eviction_of(pair.even.buffer)})")
+        first, second = module.fresh("v"), module.fresh("v")
+        module.line(
+            f"{first}, {second} = tl.split(tl.reshape({loaded}, [{', '.join([*names, lane.block.name, '2'])}]))"
+        )
+        dims = frozenset(range(last + 1))
+        return Value(first, dims), Value(second, dims)
 
     def pointer(
         self, buffer: str, coordinate: Index, masks: Masks, spread: Dims = NO_DIMS

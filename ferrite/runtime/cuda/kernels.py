@@ -33,13 +33,14 @@ from ferrite.codegen.triton import (
     OPTIONS,
     LaunchConfig,
     fixed_launch,
+    row_strides,
     table_lengths,
     writer_source,
     written,
 )
 from ferrite.errors import NotGenerated, Refusal
-from ferrite.ir import Axis, Load, Number, Product, Sum, Symbol, short
-from ferrite.ir.kernel import Kernel, Store, nodes_in, walk
+from ferrite.ir import Number, Symbol, short
+from ferrite.ir.kernel import Kernel
 from ferrite.runtime.code_memory import CodeMemory, KernelStore
 from ferrite.runtime.cuda import compile as triton_compiler
 from ferrite.runtime.cuda.workers import WORKERS
@@ -161,16 +162,8 @@ def unit_of(kernel: Kernel, processor: GpuKind) -> CudaUnit:
 
 
 def even_strides(kernel: Kernel) -> set[Symbol]:
-    """Sizes that some axis takes steps of through memory, and that are likely to be multiples of 16."""
-    found: set[Symbol] = set()
-    for statement in walk(kernel.body):
-        loads = [item for item in nodes_in(statement) if isinstance(item, Load)]
-        places = [index for load in loads for index in load.coordinates]
-        places += statement.coordinates if isinstance(statement, Store) else ()
-        for term in [term for place in places if isinstance(place, Sum) for term, _factor in place.terms]:
-            if isinstance(term, Product) and any(isinstance(factor, Axis) for factor in term.factors):
-                found.update(factor for factor in term.factors if isinstance(factor, Symbol))
-    return {size for size in found if size.likely and size.likely % triton_compiler.ALIGNED == 0}
+    """Sizes that rows lie apart by, and that are likely to be multiples of 16."""
+    return {size for size in row_strides(kernel) if size.likely and size.likely % triton_compiler.ALIGNED == 0}
 
 
 def launch_facts(launch: LaunchConfig) -> dict[str, Any]:

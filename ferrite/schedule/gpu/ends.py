@@ -8,7 +8,7 @@ a value that changes nothing:
                           x[size*piece + i], 0))
 
 A loop that ends there asks nothing of its elements but what every loop over blocks does, and what is the same for all
-lanes of another dimension is loaded once. NOTE
+lanes of another dimension is loaded once.
 """
 
 from __future__ import annotations
