@@ -50,7 +50,7 @@ def for_any_rows(function: Function, backend: str) -> Function:
 
     def other(x: torch.Tensor) -> torch.Tensor:
         if id(x) not in marked:
-            marked[id(x)] = x.detach().requires_grad_(x.requires_grad)
+            marked[id(x)] = x.view_as(x) if x.requires_grad else x.detach()
             if x.dim() > 1:
                 torch._dynamo.maybe_mark_dynamic(marked[id(x)], 0)
         return marked[id(x)]

@@ -19,7 +19,8 @@ from ferrite.ir.kernel import OWN, Accumulate, Loop, State, Statement, Update, i
 
 # Lanes of a block that one thread has side by side: 16 bytes of a 16-bit type are one load.
 LANES_TOGETHER = 8
-NOTHING = {"sum": 0.0, "amax": -math.inf, "amin": math.inf, "softmax": -math.inf}  # what changes no state of a kind
+# What changes no state of a kind; of a softmax, where it is not lifted to a state by itself, which counts it.
+NOTHING = {"sum": 0.0, "amax": -math.inf, "amin": math.inf, "softmax": -math.inf}
 Part = tuple[int, torch.dtype]  # the bits of a part of a state before any update, and its type
 
 
@@ -104,7 +105,13 @@ class Accumulators:
     def update(self, statement: Update, scope: Scope) -> None:
         found = self.open[statement.state]
         evaluation = Evaluation(self.module, scope)
-        loaded = loaded_number(statement) if scope.scan is None and found.state.kind in NOTHING else None
+        one_sum = found.state.kind == "softmax" and found.spread and found.straight and len(statement.values) == 1
+        is_lifted = found.spread and found.straight and found.level == self.module.level
+        in_order = scope.scan is not None
+        together = one_sum and not is_lifted and not in_order and len(scope.axes) == 1 > found.depth
+        together = together and lanes_are_shared(scope)
+        fills = not in_order and (together or found.state.kind != "softmax") and found.state.kind in NOTHING
+        loaded = loaded_number(statement) if fills else None
         if loaded is not None:
             nothing = const(NOTHING[found.state.kind], loaded.dtype)
             evaluation.fillings.setdefault((loaded, scope.masks), nothing)
@@ -118,17 +125,15 @@ class Accumulators:
         if scope.scan is not None:
             self.prefixes(found, values, counted, scope, scope.scan)
             return
-        if found.spread and found.straight and found.level == self.module.level:
+        if is_lifted:
             found.axes = scope.axes
             found.texts = tuple(self.spread(found, values, counted, scope))
             return
-        one_sum = found.state.kind == "softmax" and found.spread and found.straight and len(given) == 1
+        if together:
+            self.move_lanes(found, given[0], counted, scope)
+            return
         if one_sum and len(scope.axes) > found.depth:
-            lanes = scope.axes[-1].block.name
-            if len(scope.axes) == 1 and lanes.isdigit() and int(lanes) % LANES_TOGETHER == 0:
-                self.move_lanes(found, given[0], counted, scope)
-            else:
-                self.move(found, given[0], counted, scope)
+            self.move(found, given[0], counted, scope)
             return
         if found.spread and not found.texts:
             self.start(found, scope.axes)
@@ -426,6 +431,12 @@ def _is_read(body: tuple[Statement, ...], state: State) -> bool:
     return any(
         isinstance(item, Local) and item.name in state.names for statement in walk(body) for item in nodes_in(statement)
     )
+
+
+def lanes_are_shared(scope: Scope) -> bool:
+    """Whether all lanes of a row can be parted among threads, so many side by side each."""
+    lanes = scope.axes[-1].block.name
+    return lanes.isdigit() and int(lanes) % LANES_TOGETHER == 0
 
 
 def loaded_number(update: Update) -> Load | None:
