@@ -25,9 +25,7 @@ torch._dynamo.utils.record_compilation_metrics = lambda *_: None
 # AOTAutograd makes twelve empty tensors of its fake kind for a random state that nothing here tracks, each time it is
 # entered and left: a tenth of a small function. One empty tensor serves as well: all that is asked of it is its size.
 EMPTY = torch.tensor(())
-# Torch remembers what shapes operators make of which shapes. Functions as small as those of tests ask for little twice,
-# and less is saved than remembering costs: a fifteenth of their time. Nor need it look for garbage after each of them.
-torch._dynamo.config.fake_tensor_cache_enabled = False
+# Nor need it look for garbage after each function.
 torch._dynamo.config.run_gc_after_compile = False
 # Files of tests that say nothing with `--device cuda`.
 NOT_ON_OTHER_DEVICES = {

@@ -48,7 +48,7 @@ def refused(operation: Operation) -> Refusal | None:
     return None
 
 
-def with_apart_gradients(program: Program, device: str) -> Program:
+def with_apart_gradients(program: Program) -> Program:
     """Gradients of rows and those of keys in two operations: programs of one have rows, of the other keys."""
 
     def parts(operation: Operation) -> Iterator[Operation]:

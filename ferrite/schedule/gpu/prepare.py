@@ -84,7 +84,7 @@ MAX_MEASURE = 1e18  # of what deviations are counted from: sums of larger ones w
 
 def prepare(program: Program, machine: GpuMachine, device: str, tuned: Tuned) -> Program:
     program = with_out_products(program, device, functools.partial(is_quick_part, machine))
-    program = with_apart_gradients(program, device)
+    program = with_apart_gradients(program)
     program = with_whole_rows(program, is_product)
     program = with_small_tables_recomputed(program, device, machine)
     program = with_complex_parts(program, device)
