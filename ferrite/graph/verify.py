@@ -13,7 +13,9 @@ G1, G2, G3 and G7 hold for nested graphs as well. G4 to G6 compare with a snapsh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +35,8 @@ from ferrite.graph.values import (
     same_number,
     same_sizes,
 )
+
+MANY_DIVISORS = 720_720  # every number up to 16 is one
 
 
 class InvalidGraph(Exception):
@@ -160,10 +164,31 @@ def _same_outside(old: Any, new: Any) -> bool:
         if not isinstance(new, torch.Tensor):
             return False
         kind = (old.dtype, old.device, old.layout) == (new.dtype, new.device, new.layout)
-        return kind and same_sizes(old.shape, new.shape)
+        return kind and len(old.shape) == len(new.shape) and all(map(_same_size, old.shape, new.shape))
     if isinstance(old, (int, torch.SymInt)) and isinstance(new, (int, torch.SymInt)):
-        return same_number(old, new)
+        return _same_size(old, new)
     return same_metadata(old, new)
+
+
+def _same_size(old: Any, new: Any) -> bool:
+    """`x.view(2, -1, 4)` of other sizes, whose product is the same, has a size that torch writes otherwise. That both
+    are equal may follow from what is divided without a rest, so they are tried with numbers of many divisors."""
+    if same_number(old, new):
+        return True
+    expressions = [each.node.expr for each in (old, new) if isinstance(each, torch.SymInt)]
+    if len(expressions) < 2:
+        return False
+    symbols = sorted(set().union(*(each.free_symbols for each in expressions)), key=str)
+    for first in (11, 13):  # another prime for each symbol: what is only equal for equal symbols is not the same
+        values = {symbol: MANY_DIVISORS * prime for symbol, prime in zip(symbols, _primes(first), strict=False)}
+        one, other = (each.xreplace(values) for each in expressions)
+        if one != other:
+            return False
+    return True
+
+
+def _primes(first: int) -> Iterator[int]:
+    return (each for each in itertools.count(first) if all(each % less for less in range(2, math.isqrt(each) + 1)))
 
 
 def _verify_sharing(old: Sharing, new: Sharing) -> None:

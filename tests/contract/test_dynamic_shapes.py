@@ -219,6 +219,23 @@ def test_parts_of_rows_whose_size_a_guard_knows_later(fn: Any) -> None:
     assert ferrite.last_compile().graphs[0].kernels
 
 
+def test_a_size_left_open_in_a_view_of_what_is_written() -> None:
+    """Passes take other views to the same elements, and torch writes the open size of those otherwise."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
+        product = x @ x.transpose(-1, -2)
+        view = product.view(2, -1, 4)
+        view.copy_(view)
+        return product, view, y * 2
+
+    compiled = compile_strict(fn, dynamic=True)
+    for rows, columns in ((8, 8), (4, 16), (12, 2)):
+        x = torch.randint(-4, 9, (rows, 1, rows, columns + 1)).to(torch.int32)[..., 1:]
+        y = torch.randn(1, 2, rows, requires_grad=True)
+        for mine, eager in zip(compiled(x, y), fn(x, y), strict=True):
+            assert torch.equal(mine, eager) and mine.stride() == eager.stride()
+
+
 # --- dimensions that are arguments ------------------------------------------------------------------------------------
 
 BY_DIMENSION: dict[str, Callable[..., Any]] = {

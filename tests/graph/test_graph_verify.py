@@ -195,6 +195,22 @@ def test_g4_a_number_among_the_outputs():
     assert_broken(gm, "G4", before, match="output 3")
 
 
+def test_g4_sizes_that_are_written_otherwise():
+    """Of an even number: torch knows that it is, and writes what follows of it in more than one way."""
+
+    def sizes(x):
+        rows, columns = x.shape
+        return x.sin(), 4 * (rows // 2), rows // 2 * (8 * (rows // 2) // rows), 5 * rows, 5 * columns
+
+    gm = make_fx(sizes, tracing_mode="symbolic")(torch.ones(6, 8))
+    before = Snapshot.of(gm)
+    sine, one, other, rows, columns = outputs(gm)
+    returns(gm, sine, other, one, rows, columns)
+    verify_graph(gm, before)
+    returns(gm, sine, one, other, columns, rows)
+    assert_broken(gm, "G4", before, match="output 3 is")
+
+
 def test_g5_a_new_storage_is_shared():
     gm = trace(lambda x, y: (x.clone(), y.sin()))
     before = Snapshot.of(gm)
