@@ -48,6 +48,17 @@ TINY = GpuMachine(
     tile_bytes=16,
     tile_elements=1,
 )
+# Few programs, so that what small tensors have in columns is kept from row to row.
+FEW_PROGRAMS = GpuMachine(
+    multiprocessors=2,
+    row_programs=4,
+    shared_elements=64,
+    min_kept_columns=1,
+    kept_elements=256,
+    one_program_elements=64,
+    one_program_points=64,
+    max_held_elements=64,
+)
 
 
 def scheduling(machine: GpuMachine = MACHINE) -> GpuScheduling:

@@ -18,7 +18,7 @@ from ferrite.ir.program.loop_operations import Sort
 from ferrite.machines import GpuMachine
 from ferrite.schedule.gpu.small_tables import with_small_tables_recomputed
 from ferrite.schedule.plan import make_plan
-from tests.gpu_plans import MACHINE, TINY, assert_as_eager, loops, lowered, run_plan, scheduling
+from tests.gpu_plans import FEW_PROGRAMS, MACHINE, TINY, assert_as_eager, loops, lowered, run_plan, scheduling
 from tests.loop_programs import PROGRAMS, s0
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -294,16 +294,6 @@ def test_floats_of_8_bits(machine):
 
 # --- rows and columns of one tensor ---------------------------------------------------------------------------------
 
-FEW_PROGRAMS = GpuMachine(
-    multiprocessors=2,
-    row_programs=4,
-    shared_elements=64,
-    min_kept_columns=1,
-    kept_elements=256,
-    one_program_elements=64,
-    one_program_points=64,
-    max_held_elements=64,
-)
 TALL, DEEP, IMAGES = torch.randn(2, 16, 24), torch.randn(2, 2, 8, 24), torch.randn(2, 8, 6, 24)
 
 

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 
 from ferrite.codegen.triton import kernel_source, launch_of
 from ferrite.lower.graph import lower_graph
-from ferrite.machines import GpuMachine
 from ferrite.schedule.plan import make_plan
-from tests.gpu_plans import TINY, assert_as_eager, plan_of, run_plan, scheduling
+from tests.gpu_plans import FEW_PROGRAMS, TINY, assert_as_eager, plan_of, run_plan, scheduling
 
 BF16 = torch.bfloat16
 
@@ -133,15 +132,6 @@ def test_a_count_that_is_not_known_divides_in_32_bits():
 
 
 # --- rows and columns of one tensor -----------------------------------------------------------------------------------
-
-FEW_PROGRAMS = GpuMachine(
-    multiprocessors=2,
-    row_programs=4,
-    shared_elements=64,
-    min_kept_columns=1,
-    kept_elements=256,
-    one_program_elements=64,
-)
 
 
 def norm_gradients(x, w, g):
