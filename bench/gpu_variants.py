@@ -22,7 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from bench.backends import with_own_code
-from bench.gpu_kernels import SIZES, Case, Clock, Function, kernel_cases, median, with_backward
+from bench.gpu_kernels import SIZES, TRAINING_AHEAD, Case, Clock, Function, kernel_cases, median, with_backward
 
 Fields = Mapping[str, Any]
 # By a part of the name of a case, in the order in which they are worth knowing.
@@ -67,9 +67,11 @@ def on_machine(function: Function, fields: Fields, inputs: Sequence[Any]) -> Fun
     from ferrite.targets.cuda import CUDA
 
     scheduling = CUDA.scheduling
-    other = GpuScheduling(replace(scheduling.machine, **fields), scheduling.unsupported)
+    machine = replace(scheduling.machine, **fields)
+    other = GpuScheduling(machine, scheduling.unsupported)
     made = torch.compile(with_own_code(function), backend="ferrite")
-    with mock.patch.dict(vars(CUDA), {"scheduling": other}):
+    lowering = mock.patch("ferrite.lower.ops.products.gpu_machine", return_value=machine)
+    with mock.patch.dict(vars(CUDA), {"scheduling": other}), lowering:
         made(*inputs)
     torch.cuda.synchronize()
     return made
@@ -119,7 +121,7 @@ def measured(case: Case, variants: Sequence[Fields], clock: Clock, bandwidth: fl
         for turn in range(rounds):
             for text, call in timed.items():
                 if text != "eager" or turn < 5:
-                    taken[text].append(clock.microseconds(call, inputs, 12 if trains else 2))
+                    taken[text].append(clock.microseconds(call, inputs, TRAINING_AHEAD))
     return row | {text: round(median(each), 1) for text, each in taken.items()}
 
 

@@ -13,7 +13,7 @@ import torch
 
 from ferrite.codegen.triton.module import BlockAxis, Lines, Module, Scope, Value
 from ferrite.codegen.triton.operators import ALL, filled, type_name
-from ferrite.codegen.triton.values import Evaluation
+from ferrite.codegen.triton.values import Evaluation, filling
 from ferrite.ir import STATES, Cast, Const, Load, Local, bits_of, const, short
 from ferrite.ir.kernel import OWN, Accumulate, Loop, State, Statement, Update, inner, nodes_in, walk
 
@@ -114,6 +114,8 @@ class Accumulators:
         loaded = loaded_number(statement) if fills else None
         if loaded is not None:
             nothing = const(NOTHING[found.state.kind], loaded.dtype)
+            loaded = None if filling(nothing) is None else loaded
+        if loaded is not None:
             evaluation.fillings.setdefault((loaded, scope.masks), nothing)
         given = [evaluation.value(value) for value in statement.values]
         values = self.lifted(found.state, given, scope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -439,9 +440,13 @@ def compares_indices(item: Op) -> bool:
 
 
 def filling(other: Const) -> str | None:
-    """A number as what a load gives where it reads nothing."""
+    """A number as what a load gives where it reads nothing. No infinity of 16 bits: where it is all that a lane has, as
+    the fourth of a window of three, the assembler of CUDA 12 finds the greater of two negative ones, in instructions
+    for pairs of 16 bits that LLVM chooses, to be positive."""
     value = other.value
     if other.dtype is torch.bool or isinstance(value, complex) or value != value:
+        return None
+    if other.dtype.itemsize == 2 and other.dtype.is_floating_point and math.isinf(value):
         return None
     return None if value == 0 and other.bits else literal(value)
 
