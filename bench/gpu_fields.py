@@ -144,7 +144,9 @@ def programs(field: str) -> Iterator[tuple[str, Program, list[Any]]]:
     elif field == "max_written_across":
         for height in (8, 32, 64):
             yield f"sum of {height} rows of 256", sum_of_middle, [random((1 << 17) // height, height, 256)]
-        yield "max pool 3 x 3", lambda a: F.max_pool2d(a, 3, 2), [random(64, 256, 56, 56)]
+    elif field == "max_written_window":
+        for size, step in ((3, 2), (5, 5), (7, 7)):
+            yield f"max pool {size} x {size}, steps of {step}", max_pool(size, step), [random(64, 256, 56, 56)]
     elif field == "max_lane_step":
         for size, step in ((3, 2), (2, 2), (3, 3), (5, 5), (7, 7), (5, 1)):
             yield f"average pool {size} x {size}, steps of {step}", average_pool(size, step), [random(64, 256, 56, 56)]
@@ -190,7 +192,8 @@ VALUES: dict[str, Sequence[float]] = {
     "max_lanes_per_element": (1.0, 1.5, 2.0),
     "max_written_along": (1, 2, 3, 4, 16),
     "max_written_across": (8, 16, 64),
-    "max_lane_step": (1, 2, 8),
+    "max_written_window": (0, 32),
+    "max_lane_step": (1, 2, 4),
     "min_split_elements": (1 << 12, 1 << 17, 1 << 19),
     "min_piece_summed": (64, 128, 256, 1024),
     "max_factor_readers": (8, 16, 256),

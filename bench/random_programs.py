@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the first program (0)")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="where tensors are: cuda")
     parser.add_argument("--threads", type=int, default=1, help="of torch, in each worker (1)")
     parser.add_argument("--out", type=Path, default=Path("random_programs.json"))
     parser.add_argument("--no-shrink", action="store_true", help="keep programs as they are")
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen.show is not None:
         print(report(json.loads(chosen.show.read_text())))
         return 0
-    book = Book(chosen.out, chosen.kind, chosen.seed, chosen.count)
+    book = Book(chosen.out, chosen.kind, chosen.device, chosen.seed, chosen.count)
     threads = chosen.threads
     with concurrent.futures.ThreadPoolExecutor(chosen.workers) as pool:
         work = [
@@ -71,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 class Book:
     """The file of results: written after every batch, so that a run can be stopped at any time."""
 
-    def __init__(self, path: Path, kind: str, seed: int, count: int) -> None:
-        self.path, self.kind, self.seed, self.count = path, kind, seed, count
+    def __init__(self, path: Path, kind: str, device: str, seed: int, count: int) -> None:
+        self.path, self.kind, self.device, self.seed, self.count = path, kind, device, seed, count
         self.lock = threading.Lock()
         self.started = time.monotonic()
         self.content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rows": [], "found": []}
@@ -82,7 +83,8 @@ class Book:
     def find_row(self) -> dict[str, Any]:
         import torch
 
-        key = {"kind": self.kind, "seed": self.seed, "torch": torch.__version__, "machine": platform.machine()}
+        machine = platform.machine() if self.device == "cpu" else torch.cuda.get_device_name()
+        key = {"kind": self.kind, "seed": self.seed, "torch": torch.__version__, "machine": machine}
         for row in self.content["rows"]:
             if all(row[name] == value for name, value in key.items()):
                 row["count"] = max(row["count"], self.count)
@@ -159,7 +161,7 @@ def run_batch(book: Book, seeds: list[int], threads: int, shrink: bool) -> None:
     left = list(seeds)
     while left:
         under_way = None
-        for fact in answers({"kind": book.kind, "seeds": left, "shrink": shrink}, threads):
+        for fact in answers({"kind": book.kind, "device": book.device, "seeds": left, "shrink": shrink}, threads):
             if "begin" in fact:
                 under_way = fact["begin"]
             elif "smaller" in fact:
@@ -170,7 +172,7 @@ def run_batch(book: Book, seeds: list[int], threads: int, shrink: bool) -> None:
             raise RuntimeError("a process ended before its first program: run python -m bench.programs.child")
         if under_way not in facts:
             before = [seed for seed in left if seed < under_way]
-            facts[under_way] = the_one_that_crashed(book.kind, before, under_way, threads, shrink)
+            facts[under_way] = the_one_that_crashed(book, before, under_way, threads, shrink)
         left = [seed for seed in left if seed > under_way]
     for fact in facts.values():
         if fact.get("program"):
@@ -178,19 +180,24 @@ def run_batch(book: Book, seeds: list[int], threads: int, shrink: bool) -> None:
     book.add(seeds, list(facts.values()))
 
 
-def the_one_that_crashed(kind: str, before: list[int], last: int, threads: int, shrink: bool) -> Fact:
+def the_one_that_crashed(book: Book, before: list[int], last: int, threads: int, shrink: bool) -> Fact:
     """Which program took a process down: the last one, or one before it that left its memory broken."""
     from bench.programs.generate import generate
 
     for seed in [last, *before]:
-        program = generate(kind, seed)
+        program = generate(book.kind, seed, book.device)
         if crashes(program, threads):
             if shrink:
                 program = smaller(program, lambda p: crashes(p, threads), seconds=300, trials=60)
             detail = "took its process down" + ("" if seed == last else f", found at program {last}")
             return {"seed": seed, "fault": "crashed", "detail": detail, "program": program.as_json()}
     detail = f"programs {[*before, last]}, one after the other, took their process down; none of them does so alone"
-    return {"seed": last, "fault": "crashed", "detail": detail, "program": generate(kind, last).as_json()}
+    return {
+        "seed": last,
+        "fault": "crashed",
+        "detail": detail,
+        "program": generate(book.kind, last, book.device).as_json(),
+    }
 
 
 def crashes(program: Program, threads: int) -> bool:

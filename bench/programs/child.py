@@ -1,7 +1,7 @@
 """Judges programs in a process of its own, so that one that takes the process down is only one program lost.
 
-Reads one line of JSON, {"kind": ..., "seeds": [...], "shrink": true} or {"program": ...}, and writes one per fact:
-{"begin": 7}, {"seed": 7, "fault": ..., "detail": ...}, {"seed": 7, "smaller": ...}.
+Reads one line of JSON, {"kind": ..., "device": ..., "seeds": [...], "shrink": true} or {"program": ...}, and writes one
+per fact: {"begin": 7}, {"seed": 7, "fault": ..., "detail": ...}, {"seed": 7, "smaller": ...}.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
         return
     for seed in task["seeds"]:
         say(begin=seed)
-        program = generate(task["kind"], seed)
+        program = generate(task["kind"], seed, task.get("device", "cpu"))
         verdict = judge(program)
         say(seed=seed, fault=verdict.fault, detail=verdict.detail, program=program.as_json() if verdict.fault else None)
         if verdict.fault in ("wrong", "error") and task["shrink"]:

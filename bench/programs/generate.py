@@ -19,13 +19,13 @@ ATTEMPTS = 60  # lines tried per program, most of which do not fit
 PROGRAMS = ("static", "dynamic", "training")
 
 
-def generate(kind: str, seed: int) -> Program:
-    """The program of a kind ("static", "dynamic" or "training") and a number."""
+def generate(kind: str, seed: int, device: str = "cpu") -> Program:
+    """The program of a kind ("static", "dynamic" or "training") and a number, the same one for every device."""
     source = random.Random(f"{kind} {seed}")
     while True:
         found = attempt(kind, source)
         if found is not None:
-            return found
+            return replace(found, device=device)
 
 
 def attempt(kind: str, source: random.Random) -> Program | None:

@@ -183,7 +183,8 @@ class GpuMachine(AnyMachine):
     sort_thread_elements: int = 4
     # Elements of a flat block, which four warps share; half as many where a point takes so many additions or more, as
     # its values need registers; fewer where multiprocessors would be idle, but no fewer than one warp's of four each.
-    # Of these three the first was measured together with `thread_elements`; the others decide time only.
+    # Measured: the first together with `thread_elements`. Activations of 65536 elements in bf16, 4.2 us with 128, 4.0
+    # with 64, 4.7 with 256; digamma, erfinv and i1 of 2^25 in float32, 1174 us with half a block, 1192 with all of it.
     flat_block: int = 1024
     heavy_point_additions: int = 150
     min_block_elements: int = 128
@@ -193,18 +194,22 @@ class GpuMachine(AnyMachine):
     window_block: int = 256
     window_elements: int = 4
     # Elements from one lane to the next, up to which lanes share lines of memory.
-    max_lane_step: int = 4
+    # Measured: max pool of 64 x 256 x 56 x 56 in bf16, 5 x 5 in steps of 5, 46 us where it is near, 113 where it is
+    # not; 3 x 3 in steps of 3, 58 and 181; 2 x 2 in steps of 2, 39 and 36.
+    max_lane_step: int = 8
     # Lanes of a block for each element: where more would lie outside, neighbouring axes are joined, which costs
     # divisions.
     # Measured: 90 columns of 128, plus 1, in bf16: 28.0 us joined, 29.8 with 1.42 lanes for each element; 100 columns
     # 32.7 and 32.4 (1.28 lanes).
     max_lanes_per_element: float = 1.25
-    # Elements of a reduction that are written out: along memory, where neighbours load from far places; and across it,
-    # where every one is a load of its own, and more would not fit into registers.
+    # Elements of a reduction that are written out: along memory, where neighbours load from far places; across it,
+    # where every one is a load of its own, and more would not fit into registers; and of a window, where they are near.
     # Measured: sums of 2^25 numbers in bf16 in rows of 8, 142 us written out, 22 as rows; of 16, 140 and 21; of 4, 38
-    # either way. Sums across of 8 to 64, 23 to 25 either way; max pool 3 x 3, 67 written out, 269 not.
+    # either way. Sums across of 8 to 64, 23 to 25 either way; max pool 3 x 3, 67 written out, 269 not. All of these:
+    # bench/results/gpu-fields.md.
     max_written_along: int = 4
     max_written_across: int = 32
+    max_written_window: int = 64
     # Elements of a block of short rows: a program has several.
     # Measured: softmax of rows of 64 in bf16, 37 us with 2048, 40 with 1024.
     rows_block: int = 2048

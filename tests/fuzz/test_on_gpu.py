@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
@@ -35,7 +33,7 @@ def test_many_random_programs_are_eager(kind, part):
 
 
 def assert_fine(kind: str, number: int) -> None:
-    program = dataclasses.replace(generate(kind, number), device=DEVICE)
+    program = generate(kind, number, DEVICE)
     verdict = judge(program)
     assert verdict.fault in ("", "torch"), f"seed {number}: {verdict.detail}\n\n{program.source()}"
 

@@ -243,8 +243,28 @@ def test_windows_are_written_out_and_lanes_are_results():
     assert "tl.where(" not in source, "a load says itself what is outside"
     assert "int64" not in source
     assert kernel.warps == 2, "four elements for each thread"
-    rows = one_kernel(lambda x: x.amax(-1), made(65536, 9))
-    assert loops(rows, "reduction"), "elements of neighbours are far apart"
+    for length in (5, 9):
+        rows = one_kernel(lambda x: x.amax(-1), made(65536, length))
+        assert loops(rows, "reduction"), "elements of neighbours are far apart"
+    apart = one_kernel(lambda x: F.avg_pool2d(x, 7, 7), made(64, 64, 56, 56, dtype=BF16))
+    assert not loops(apart, "reduction"), "windows side by side share the lines that they read"
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32], ids=str)
+def test_no_load_gives_an_infinity_of_16_bits(dtype):
+    """Of two negative infinities in pairs of 16 bits, an assembler made a positive one."""
+    functions = [
+        lambda x: x.amax((-1, -2)),
+        lambda x: x.softmax(-1),
+        lambda x: F.max_pool2d(x, 3, 2, 1),
+        lambda x: x.masked_fill(x < 0, -torch.inf).amax(-1),
+    ]
+    for function in functions:
+        (kernel, *_) = kernels_of(function, made(8, 4, 5, 3, dtype=dtype))
+        source = kernel_source(kernel, "extreme")
+        loads = [line for line in source.splitlines() if "tl.load(" in line]
+        assert loads
+        assert dtype is torch.float32 or not any("inf" in line for line in loads), source
 
 
 def test_blocks_of_odd_images_have_few_lanes_outside():

@@ -238,7 +238,7 @@ def arranged(
     stored = [item for part in parts for item in (*part.point, *part.after) if isinstance(item, Store)]
     results = vector_axis(rows, [index for item in stored for index in item.coordinates])
     short = [is_short(nest, part, column, results, machine) for nest, part in zip(nests, parts, strict=True)]
-    if sum(points_of(nest) for nest in nests if nest.axes) > machine.max_written_across:
+    if sum(points_of(nest) for nest in nests if nest.axes) > machine.max_written_window:
         short = [False] * len(nests)
     if not tiles and all(one or other for one, other in zip(plain, short, strict=True)):
         body: Body = ()
@@ -253,13 +253,25 @@ def arranged(
 def is_short(nest: Nest, part: Parts, column: Axis | None, results: Axis | None, machine: GpuMachine) -> bool:
     """Whether what is reduced is so little that it is written out: the lanes are results. `results`: the axis along
     which these lie side by side; windows of neighbours should be near each other."""
-    if not is_window(nest, part):
+    if not is_window(nest, part, machine.max_written_window):
         return False
     elements = points_of(nest) * len(part.states)
-    if elements > machine.max_written_along and column is None:
-        loads = inner_indices(nest, part)
-        column = results if results is not None and all(is_near(index, results, machine) for index in loads) else None
-    return elements <= (machine.max_written_across if column is not None else machine.max_written_along)
+    if column is not None:
+        return elements <= machine.max_written_across
+    loads = inner_indices(nest, part)
+    if results is not None and all(
+        is_near(each, results, machine) and not is_row(each, nest, results) for each in loads
+    ):
+        return elements <= machine.max_written_window
+    return elements <= machine.max_written_along
+
+
+def is_row(index: Index, nest: Nest, results: Axis) -> bool:
+    """Whether each result has elements of its own, side by side: a few threads load them as one."""
+    if len(nest.axes) > 1:
+        return False
+    (axis,) = nest.axes
+    return step_of(index, axis) is ONE and step_of(index, results) is axis.extent
 
 
 def is_near(index: Index, axis: Axis, machine: GpuMachine) -> bool:

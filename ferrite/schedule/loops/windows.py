@@ -26,19 +26,19 @@ from ferrite.schedule.loops.statements import Parts
 MAX_WINDOW_ELEMENTS = 32  # that are written out one by one
 
 
-def is_window(nest: Nest, part: Parts) -> bool:
+def is_window(nest: Nest, part: Parts, most: int = MAX_WINDOW_ELEMENTS) -> bool:
     """Whether so few elements are reduced that they can be written out."""
     if not part.states or nest.ordered or nest.outer:
         return False
     if not all(isinstance(item, Let | Update) for item in part.point):
         return False
-    return is_short([item.extent for item in nest.axes])
+    return is_short([item.extent for item in nest.axes], most)
 
 
-def is_short(extents: Sequence[Index]) -> bool:
+def is_short(extents: Sequence[Index], most: int = MAX_WINDOW_ELEMENTS) -> bool:
     """Whether a reduction over axes of these extents is of a few elements."""
     sizes = [size.value for size in extents if isinstance(size, Number)]
-    return len(sizes) == len(extents) and math.prod(sizes) <= MAX_WINDOW_ELEMENTS
+    return len(sizes) == len(extents) and math.prod(sizes) <= most
 
 
 def written_out(nest: Nest, part: Parts) -> Body:
