@@ -45,8 +45,8 @@ from ferrite.lower.eager_strides import (
     is_dense,
     like_operand,
 )
+from ferrite.lower.fake_operands import dense, extent, is_as_in_memory, is_plain, is_small, is_static
 from ferrite.lower.forecasts import OperandLayout, correct_misforecasts, may_be_misforecast, misforecast
-from ferrite.lower.pictures import dense, extent, is_as_in_memory, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
 from ferrite.lower.stride_rules import (
     ASKED,

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import torch
 
+from ferrite.codegen.llvm.addresses import Address, Addresses, flat_index
 from ferrite.codegen.llvm.atomics import combine, combine_atomically
 from ferrite.codegen.llvm.bounds import ZERO_BYTES, ZEROS, inside
 from ferrite.codegen.llvm.emission import AxisValue, Emission, Value
 from ferrite.codegen.llvm.indices import LaneIndex
 from ferrite.codegen.llvm.operators import Words
-from ferrite.codegen.llvm.places import Address, Addresses, flat_index
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
 from ferrite.ir import Axis, Load
 from ferrite.ir.kernel import Prefetch, Store

@@ -8,13 +8,13 @@ import torch
 
 from ferrite.codegen.llvm import integer_division  # noqa: F401  (it adds its rows)
 from ferrite.codegen.llvm.access import LoadsAndStores
+from ferrite.codegen.llvm.addresses import Addresses
 from ferrite.codegen.llvm.casts import cast
 from ferrite.codegen.llvm.checks import stop_where
 from ferrite.codegen.llvm.emission import Emission, Value
 from ferrite.codegen.llvm.indices import Indices, factor_of
 from ferrite.codegen.llvm.math import calls  # noqa: F401  (it adds its rows)
 from ferrite.codegen.llvm.operators import ROWS, Words, is_float
-from ferrite.codegen.llvm.places import Addresses
 from ferrite.codegen.llvm.random_numbers import WORDS, random_row, random_value
 from ferrite.codegen.llvm.types import REGISTER, literal
 from ferrite.ir import (

@@ -26,7 +26,7 @@ import torch
 from ferrite.capture import is_operator, is_random, is_view, schema, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value, is_elementwise, leaves, model_line
-from ferrite.lower.pictures import is_plain
+from ferrite.lower.fake_operands import is_plain
 from ferrite.lower.probes import as_in_eager
 from ferrite.lower.table import how_lowered, template_kind
 
