@@ -97,7 +97,7 @@ def new_results(
             ctx.bound.add(index)
             names.append(index)
             return index
-        if is_object(fake):  # torch's picture of one is not what the call will give
+        if is_object(fake):  # torch's fake value of one is not what the call will give
             value = new_object(ctx)
             names.append(value.box.buffer)
             return value
@@ -147,7 +147,7 @@ def new_foreign(ctx: Builder, fake: torch.Tensor, name: str = "") -> Value:
 
 
 def offset_in(ctx: Builder, owner: Value, fake: torch.Tensor) -> Index:
-    """Where a view that a call returns begins in its owner's storage: as far from it as in torch's picture."""
+    """Where a view that a call returns begins in its owner's storage: as far from it as in torch's fake value."""
     found = strides_in_storage(ctx, owner)
     if found is None or owner.fake is None:
         return ZERO

@@ -61,7 +61,7 @@ def body_outputs(ctx: Builder, values: Values, results: Sequence[Any], strides: 
 def value_and_picture(
     ctx: Builder, values: Values, result: Any, wanted: Any, shared: bool
 ) -> tuple[Any, torch.Tensor | None]:
-    """A result and, where it is a tensor, torch's picture of it. Numbers to be conjugated or negated lie so already, as
+    """A result and, where it is a tensor, the fake value of it. Numbers to be conjugated or negated lie so already, as
     eager's `wanted` strides have it: a kernel that copied them would not see their bits."""
     is_node = isinstance(result, torch.fx.Node)
     value = values[result] if is_node else result

@@ -116,7 +116,7 @@ def is_seen_through(node: torch.fx.Node) -> bool:
 
 
 def is_misplaced_empty_view(node: torch.fx.Node) -> bool:
-    """Whether torch's picture of a view without elements lies elsewhere than its operand, as it does when torch finds
+    """Whether the fake value of a view without elements lies elsewhere than its operand, as it does when torch finds
     it in its cache."""
     if node.target not in EMPTY_VIEWS:
         return False
@@ -372,7 +372,7 @@ def as_in_eager() -> Iterator[None]:
 
 
 def laid_out_as(node: torch.fx.Node, strides: Sequence[Sequence[Any]], mode: Any) -> Any:
-    """A picture of a call's results with other strides, in the same memory where one is a view of an operand."""
+    """Fakes of a call's results with other strides, in the same memory where one is a view of an operand."""
     wanted = iter(strides)
 
     def laid_out(out: Any) -> Any:

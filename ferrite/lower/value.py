@@ -31,7 +31,7 @@ def mapping(axes: Sequence[Index], new: Sequence[Index]) -> dict[Atom, Index]:
 @dataclass(eq=False)
 class Box:
     """`expr` while pending, `buffer` once in memory. `strides`: where eager would put it, if that is known. `fake`:
-    torch's picture of the whole, from which those of its views are told. `bits_on`: where eager has a view of another
+    the fake value of the whole, from which those of its views are told. `bits_on`: where eager has a view of another
     tensor instead, with bits set (`conj_and_neg`).
     """
 
@@ -54,7 +54,7 @@ class Box:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """`coordinates` of the element in the box, over this tensor's own axes. `fake` is torch's picture of it."""
+    """`coordinates` of the element in the box, over this tensor's own axes. `fake` is the fake value of it."""
 
     box: Box
     sizes: Coordinates

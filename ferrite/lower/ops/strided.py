@@ -72,7 +72,7 @@ def strided_view(
 
 def is_beyond(ctx: Builder, x: Value, size: Sequence[Number], stride: Sequence[Number], offset: Number | None) -> bool:
     """Whether a view reaches behind the end of the memory that `x` is known to lie in. (The storages of torch's
-    pictures grow with every view of them, and do not tell.)"""
+    fake tensors grow with every view of them, and do not tell.)"""
     if x.fake is None:
         return False
     begins = ctx.sizes.index(x.fake.storage_offset())
