@@ -9,8 +9,7 @@ from ferrite.runtime.code_memory import KernelStore, telling_kernels
 from ferrite.runtime.discard import discard
 from ferrite.runtime.exchange_times import ExchangeTimes, MeasuredCollective, MeasuredRun
 from ferrite.runtime.forks import ready_for_forks
-from ferrite.runtime.freezer import Freezer
-from ferrite.runtime.frozen import Frozen, call_frozen
+from ferrite.runtime.frozen import Freezer, Frozen, call_frozen
 from ferrite.runtime.host_code import functions_here, functions_of
 from ferrite.runtime.host_program import bytecode_of, load_host
 from ferrite.runtime.ranges import in_range, labels_of, one_by_one

@@ -37,7 +37,7 @@ from ferrite.graph import (
     schema_of,
     tensor_storages,
 )
-from ferrite.passes.post_grad.ranges import EVERYTHING, Accesses, Span, span_of
+from ferrite.passes.post_grad.byte_ranges import EVERYTHING, Accesses, Span, span_of
 
 aten = torch.ops.aten
 
