@@ -69,7 +69,7 @@ class Builder:
         # what is still open
         self.pending: dict[Box, None] = {}  # boxes whose expressions read memory that may still be written
         self.since_call = SinceCall(graph)
-        self.exchanges: list[Any] = []  # collectives that nobody has waited for
+        self.pending_collectives: list[Any] = []  # collectives that nobody has waited for
         # the node at hand
         self.node: torch.fx.Node | None = None
         self.position = 0  # of the node in its graph
