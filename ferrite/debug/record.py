@@ -267,7 +267,7 @@ class CompileRecord:
             self.graphs.append(graph)
 
     def __str__(self) -> str:
-        from ferrite.debug.table import render
+        from ferrite.debug.record_table import render
 
         return render(self)
 
