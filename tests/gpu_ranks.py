@@ -27,6 +27,7 @@ from tests.fresh_process import FreshProcess
 Program = Callable[[int], Any]
 PATIENCE = float(os.environ.get("RANKS_PATIENCE", "30"))  # seconds that a rank may take
 NOT_IN_EAGER = 77  # how a rank ends that failed before anything was compiled
+OF_SEVERAL = ("random", "agreements")  # programs that say nothing on one rank
 CODE = "from tests.gpu_ranks import main; main()"
 
 
@@ -146,7 +147,7 @@ def programs(setting: Setting) -> Mapping[str, Program]:
 def names(setting: str) -> list[str]:
     found = SETTINGS[setting]
     listed = shared_memory_programs() if found.shares_memory else all_programs()
-    return [name for name in listed if not (name.startswith("random") and found.ranks == 1)]
+    return [name for name in listed if found.ranks > 1 or not name.startswith(OF_SEVERAL)]
 
 
 def all_programs() -> dict[str, Program]:
