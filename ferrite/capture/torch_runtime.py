@@ -224,6 +224,18 @@ def has_symmetric_memory(name: str) -> bool:
     return symmetric is not None and bool(symmetric.is_symm_mem_enabled_for_group(name))
 
 
+def opens_symmetric_memory(name: str) -> bool:
+    """Whether this process reads the memory of the other ranks of a group. All of them must ask at the same time."""
+    symmetric = sys.modules["torch.distributed._symmetric_memory"]
+    if symmetric._is_test_mode:  # there is none, and nobody will read it
+        return True
+    try:
+        symmetric.get_symm_mem_workspace(name, min_size=1)
+    except RuntimeError:
+        return False
+    return True
+
+
 def store_of_job() -> Any | None:
     """Where the processes of this job leave notes for each other; None without one, or where they are only imagined."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():

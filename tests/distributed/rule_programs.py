@@ -38,21 +38,25 @@ def randn(*shapes: tuple[int, ...]) -> Callable[[], list[torch.Tensor]]:
 
 
 def gather(x: torch.Tensor) -> torch.Tensor:
-    return gathered(x, ranks=RANKS)
+    return gathered(x, ranks=dist.get_world_size())
 
 
 def scatter(x: torch.Tensor, op: str = "sum") -> torch.Tensor:
-    return scattered(x, op, ranks=RANKS)
+    return scattered(x, op, ranks=dist.get_world_size())
 
 
 # --- parameters of FSDP -----------------------------------------------------------------------------------------------
 
 
 def empty_parameter() -> list[torch.Tensor]:
-    """The memory of the whole parameter is given up between uses; this rank's half of it, and what is multiplied."""
+    """The memory of the whole parameter is given up between uses; this rank's part of it, and what is multiplied."""
     parameter = torch.randn(8, 4)
     parameter.untyped_storage().resize_(0)
-    return [parameter, torch.randn(4, 4), torch.randn(3, 8)]
+    return [parameter, torch.randn(8 // dist.get_world_size(), 4), torch.randn(3, 8)]
+
+
+def whole_parameter() -> list[torch.Tensor]:
+    return [torch.randn(8, 4), torch.randn(8 // dist.get_world_size(), 4), torch.randn(3, 8)]
 
 
 def used_while_it_is_there(parameter: torch.Tensor, shard: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -175,7 +179,7 @@ PROGRAMS: tuple[RankProgram, ...] = (
     RankProgram("a product meanwhile", summed_meanwhile, randn((64, 64), (64, 64)), {"overlap": {}}, (OVERLAP,)),
 )
 NEAR_MISSES: tuple[RankProgram, ...] = (
-    RankProgram("written by the user", filled_elsewhere, lambda: randn((8, 4), (4, 4), (3, 8))(), {}, (), (FSDP,)),
+    RankProgram("written by the user", filled_elsewhere, whole_parameter, {}, (), (FSDP,)),
     RankProgram("rows are summed first", summed_rows, randn((8, 6), (6, 10), (10, 6)), {"async_tp": {}}, (), (MICRO,)),
     RankProgram(
         "no memory is shared", lambda x: gather(x) * 2, randn((4, 6)), {"low_contention": AT_ONCE}, (), (COPIES,)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ferrite
-from tests.distributed.training import STRICT, Transformer, batches, compare, compiled, loss_of, whole
+from tests.distributed.training import STRICT, Transformer, batches, compare, compiled, device, loss_of, whole
 from tests.ranks import assert_none_failed, outcomes
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
@@ -117,7 +117,7 @@ def gathered_in_forward(rank: int) -> int:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
 
     class Whole(nn.Module):
         def forward(self, parameter: Any) -> torch.Tensor:

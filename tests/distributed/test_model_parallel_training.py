@@ -28,6 +28,7 @@ from tests.distributed.training import (
     batches,
     compare,
     compiled,
+    device,
     whole,
 )
 from tests.ranks import assert_none_failed, outcomes
@@ -78,7 +79,7 @@ def tensor_parallel(is_sequence: bool = False) -> Program:
     def program(rank: int) -> int:
         from torch.distributed.device_mesh import init_device_mesh
 
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        mesh = init_device_mesh(device().type, (dist.get_world_size(),))
 
         def build(is_compiled: bool) -> tuple[nn.Module, Any]:
             model = Transformer()
@@ -99,7 +100,7 @@ def tensor_and_data_parallel(rank: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(device().type, (2, 2), mesh_dim_names=("data", "tensor"))
 
     def build(is_compiled: bool) -> tuple[nn.Module, Any]:
         model = Transformer()
@@ -131,7 +132,7 @@ def pipeline(kind: str) -> Program:
             layers = list(Transformer(world).blocks)
             layer = layers[rank]
             called = compiled(layer) if is_compiled else layer
-            stage = pipelining.PipelineStage(called, rank, world, torch.device("cpu"))
+            stage = pipelining.PipelineStage(called, rank, world, device())
             schedule = getattr(pipelining, kind)(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
             optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
             losses, gradients = [], list[torch.Tensor]()

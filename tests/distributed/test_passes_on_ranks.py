@@ -38,8 +38,8 @@ def shared_memory() -> Iterator[None]:
         yield
 
 
-def work(program: RankProgram) -> Any:
-    """What fired on a rank."""
+def work(program: RankProgram, in_test_mode: bool = True) -> Any:
+    """What fired on a rank. `in_test_mode`: memory that ranks share is imagined."""
 
     def run(rank: int) -> set[str]:
         def inputs() -> list[torch.Tensor]:
@@ -49,7 +49,7 @@ def work(program: RankProgram) -> Any:
         theirs, mine = inputs(), inputs()
         wanted = pytree.tree_leaves(program.function(*theirs))
         reset()
-        with torch.no_grad(), shared_memory() if program.has_memory else contextlib.nullcontext():
+        with torch.no_grad(), shared_memory() if program.has_memory and in_test_mode else contextlib.nullcontext():
             options = {"distributed": dict(program.distributed)}
             found = pytree.tree_leaves(compile_strict(program.function, options=options, fullgraph=True)(*mine))
         pairs = zip([*found, *mine], [*wanted, *theirs], strict=True)

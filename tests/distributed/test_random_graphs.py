@@ -16,13 +16,14 @@ import torch.distributed._functional_collectives as functional
 import ferrite
 from tests.compare import compile_strict, reset
 from tests.distributed.programs import c10d
+from tests.distributed.training import device
 from tests.ranks import on_ranks
 
 pytestmark = [
     pytest.mark.skipif(not dist.is_available(), reason="torch without distributed"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # newer names of functional collectives
 ]
-RANKS, SIDE = 2, 16
+RANKS, SIDE = 2, 16  # on a GPU the same programs run on one rank, too
 BUCKETS = ("bucket_ag", "bucket_rs", "bucket_ar")
 SETTINGS: Sequence[Any] = (
     "auto",
@@ -54,29 +55,36 @@ def wait(x: Value) -> Value:
     return c10d.wait_tensor(x)
 
 
+def shares() -> list[int]:
+    """How many rows each rank is given of those that there are."""
+    return [SIDE // dist.get_world_size()] * dist.get_world_size()
+
+
 def joined(x: Value, group: str) -> Value:
-    whole = wait(c10d.all_gather_into_tensor(x, RANKS, group))
-    return whole[:SIDE] - whole[SIDE:] * 0.5
+    whole = wait(c10d.all_gather_into_tensor(x, dist.get_world_size(), group))
+    return whole[:SIDE] - whole[-SIDE:] * 0.5
 
 
 def joined_halves(x: Value, group: str) -> Value:
-    whole = wait(c10d.all_gather_into_tensor(x.to(torch.bfloat16), RANKS, group))
-    return whole[SIDE:].float()
+    whole = wait(c10d.all_gather_into_tensor(x.to(torch.bfloat16), dist.get_world_size(), group))
+    return whole[-SIDE:].float()
 
 
 def joined_together(x: Value, y: Value, group: str) -> Value:
-    both = c10d.all_gather_into_tensor_coalesced([x, y], RANKS, group)
-    return wait(both[0])[:SIDE] + wait(both[1])[SIDE:]
+    both = c10d.all_gather_into_tensor_coalesced([x, y], dist.get_world_size(), group)
+    return wait(both[0])[:SIDE] + wait(both[1])[-SIDE:]
 
 
 def shared_out(x: Value, group: str) -> Value:
-    part = wait(c10d.reduce_scatter_tensor(x, "sum", RANKS, group))
-    return torch.cat([part, part * 0.5]) * 0.5
+    ranks = dist.get_world_size()
+    part = wait(c10d.reduce_scatter_tensor(x, "sum", ranks, group))
+    return torch.cat([part, part * 0.5])[: part.shape[0] * ranks] * 0.5
 
 
 def shared_out_twice(x: Value, y: Value, group: str) -> Value:
-    parts = (wait(c10d.reduce_scatter_tensor(each, "avg", RANKS, group)) for each in (x, y))
-    return sum(parts).repeat(RANKS, 1)
+    ranks = dist.get_world_size()
+    parts = (wait(c10d.reduce_scatter_tensor(each, "avg", ranks, group)) for each in (x, y))
+    return sum(parts).repeat(ranks, 1)
 
 
 def summed(x: Value, group: str) -> Value:
@@ -84,7 +92,7 @@ def summed(x: Value, group: str) -> Value:
 
 
 def averaged(x: Value, group: str) -> Value:
-    return wait(c10d.all_reduce(torch.ops.aten.div.Tensor(x, RANKS), "sum", group))
+    return wait(c10d.all_reduce(torch.ops.aten.div.Tensor(x, dist.get_world_size()), "sum", group))
 
 
 def largest(x: Value, group: str) -> Value:
@@ -92,7 +100,7 @@ def largest(x: Value, group: str) -> Value:
 
 
 def exchanged(x: Value, group: str) -> Value:
-    halves = [SIDE // RANKS] * RANKS
+    halves = shares()
     return wait(c10d.all_to_all_single(x.contiguous(), halves, halves, group))
 
 
@@ -108,21 +116,22 @@ def in_place(x: Value, _group: str) -> Value:
 
 def rows_times(x: Value, y: Value, group: str) -> Value:
     """As tensor parallel layers do, there and back."""
-    rows = wait(c10d.all_gather_into_tensor(x, RANKS, group))
-    return wait(c10d.reduce_scatter_tensor((rows @ y) * 0.1, "sum", RANKS, group))
+    ranks = dist.get_world_size()
+    rows = wait(c10d.all_gather_into_tensor(x, ranks, group))
+    return wait(c10d.reduce_scatter_tensor((rows @ y) * 0.1, "sum", ranks, group))
 
 
 def joined_with_gradient(x: Value, group: str) -> Value:
     whole = functional.all_gather_tensor_autograd(x, 0, group)
-    return whole[:SIDE] - whole[SIDE:] * 0.5
+    return whole[:SIDE] - whole[-SIDE:] * 0.5
 
 
 def shared_with_gradient(x: Value, group: str) -> Value:
-    return functional.reduce_scatter_tensor_autograd(x, "sum", 0, group).repeat(RANKS, 1) * 0.5
+    return functional.reduce_scatter_tensor_autograd(x, "sum", 0, group).repeat(dist.get_world_size(), 1) * 0.5
 
 
 def exchanged_with_gradient(x: Value, group: str) -> Value:
-    halves = [SIDE // RANKS] * RANKS
+    halves = shares()
     return functional.all_to_all_single_autograd(x, halves, halves, group)
 
 
@@ -197,14 +206,14 @@ def check(seeds: Sequence[int]) -> Callable[[int], dict[int, list[str]]]:
     """On each rank: what it sends, by the program. A program that differs from eager is an error that names it."""
 
     def on_rank(rank: int) -> dict[int, list[str]]:
-        groups = dist.group.WORLD.group_name, dist.new_group(list(range(RANKS))).group_name
+        groups = dist.group.WORLD.group_name, dist.new_group(list(range(dist.get_world_size()))).group_name
         sent: dict[int, list[str]] = {}
         for seed in seeds:
             program = drawn(seed, groups)
 
             def inputs(seed: int = seed) -> list[Value]:
-                draws = torch.Generator().manual_seed(1000 * seed + rank)
-                return [torch.randn(SIDE, SIDE, generator=draws) for _ in range(3)]
+                draws = torch.Generator("cpu").manual_seed(1000 * seed + rank)
+                return [torch.randn(SIDE, SIDE, generator=draws, device="cpu").to(device()) for _ in range(3)]
 
             wanted = results(program, program, inputs())
             reset()

@@ -18,11 +18,11 @@ RANKS = 2
 
 
 def gathered(x: torch.Tensor) -> torch.Tensor:
-    return c10d.wait_tensor(c10d.all_gather_into_tensor(x, RANKS, "0"))
+    return c10d.wait_tensor(c10d.all_gather_into_tensor(x, dist.get_world_size(), "0"))
 
 
 def scattered(x: torch.Tensor, op: str = "sum") -> torch.Tensor:
-    return c10d.wait_tensor(c10d.reduce_scatter_tensor(x, op, RANKS, "0"))
+    return c10d.wait_tensor(c10d.reduce_scatter_tensor(x, op, dist.get_world_size(), "0"))
 
 
 def reduced(x: torch.Tensor) -> torch.Tensor:
@@ -40,7 +40,8 @@ def every_kind(x, p, q, r, s):
 def inputs(rank: int) -> list[torch.Tensor]:
     torch.manual_seed(rank)
     small = torch.randint(0, 99, (7,), dtype=torch.uint8)
-    return [torch.randn(8, 16), torch.randn(8, 16), torch.randn(3, 5), torch.randn(8, 16), small]
+    rows = 16 // dist.get_world_size()
+    return [torch.randn(8, 16), torch.randn(rows, 16), torch.randn(3, 5), torch.randn(rows, 16), small]
 
 
 def assert_same(distributed: Any, rank: int) -> Any:

@@ -76,9 +76,15 @@ class Trained:
 
 
 def batches(rank: int, steps: int = STEPS) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    draws = torch.Generator().manual_seed(100 + rank)
+    draws = torch.Generator("cpu").manual_seed(100 + rank)
     for _ in range(steps):
-        yield tuple(torch.randn(BATCH, TOKENS, WIDTH, generator=draws) for _ in range(2))
+        drawn = (torch.randn(BATCH, TOKENS, WIDTH, generator=draws, device="cpu") for _ in range(2))
+        yield tuple(each.to(device()) for each in drawn)
+
+
+def device() -> torch.device:
+    """Where the programs run: `tests/gpu_ranks.py` says so for some."""
+    return torch.get_default_device()
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -85,6 +85,11 @@ class Exchange:
         return self.result if self.kind == "all_gather" else self.given
 
     @property
+    def is_copies(self) -> bool:
+        """Whether it is done by copies in memory that ranks share."""
+        return str(self.start.target).startswith("symm_mem.")
+
+    @property
     def key(self) -> tuple[Any, ...]:
         """What must be equal among those that become one."""
         return (self.kind, self.group, self.reduce_op, str(self.device))

@@ -3,18 +3,19 @@
     all_gather_into_tensor(x, ranks, group)     =>     symm_mem._low_contention_all_gather(x, group)
 
 They need memory that the ranks of a group share, which torch has on GPUs once `enable_symm_mem_for_group` was called;
-elsewhere, as on CPUs, collectives stay as they are, with that for a reason.
+elsewhere, as on CPUs, and where one rank of a group cannot open the memory of the others, collectives stay as they are,
+with that for a reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
-from ferrite.capture import torch_runtime
 from ferrite.errors import Refusal
 from ferrite.graph import mode_of
+from ferrite.passes.post_grad.distributed.agreement import all_share_memory, decide
 from ferrite.passes.post_grad.distributed.exchanges import COPIES, MEMBERS, WHY, Exchange, copies_of
 from ferrite.passes.post_grad.distributed.node_order import Layout
 from ferrite.passes.post_grad.distributed.overlap import layout_of
@@ -32,17 +33,29 @@ def low_contention_collectives(gm: torch.fx.GraphModule, context: PassContext) -
     layout = None if settings is None else layout_of(gm.graph, context.options)
     if settings is None or layout is None:
         return 0
-    writer, count = Writer(gm.graph, mode_of(gm.graph)), 0
+    groups = dict.fromkeys(each.group for each in layout.exchanges if each.start.target in COPIES)
+    sharing = {group for group in groups if all_share_memory(group)}
     spans = {each.start: span(each, layout) for each in layout.exchanges}
-    for exchange in layout.exchanges:
-        if exchange.start.target not in COPIES or not context.fuel.left:
-            continue
-        refusal = refuse(exchange, layout, settings, spans)
-        if refusal is not None:
-            exchange.start.meta.setdefault(WHY, refusal.reason)
-            continue
+
+    def own_choice() -> list[int]:
+        found = []
+        for number, exchange in enumerate(layout.exchanges):
+            if exchange.start.target in COPIES:
+                refusal = refuse(exchange, layout, settings, spans, sharing)
+                if refusal is None:
+                    found.append(number)
+                else:
+                    exchange.start.meta.setdefault(WHY, refusal.reason)
+        return found
+
+    what = f"copies for {len(sharing)} of {len(groups)} groups"
+    decided = decide(gm, what, context.options, layout.exchanges, layout.freedom(), own_choice)
+    writer, count = Writer(gm.graph, mode_of(gm.graph)), 0
+    for number in decided:
+        if not context.fuel.left:
+            break
         context.fuel.spend()
-        replace(gm.graph, exchange, writer)
+        replace(gm.graph, layout.exchanges[number], writer)
         count += 1
     return count
 
@@ -52,10 +65,14 @@ def span(exchange: Exchange, layout: Layout) -> tuple[int, int]:
 
 
 def refuse(
-    exchange: Exchange, layout: Layout, settings: LowContention, spans: Mapping[torch.fx.Node, tuple[int, int]]
+    exchange: Exchange,
+    layout: Layout,
+    settings: LowContention,
+    spans: Mapping[torch.fx.Node, tuple[int, int]],
+    sharing: Collection[str],
 ) -> Refusal | None:
-    """Why a collective stays as it is; None where it is to be copies."""
-    if not torch_runtime.has_symmetric_memory(exchange.group) or copies_of(exchange.start.target) is None:
+    """Why a collective stays as it is; None where it is to be copies. `sharing`: groups whose ranks share memory."""
+    if exchange.group not in sharing or copies_of(exchange.start.target) is None:
         return Refusal("the ranks of its group share no memory")
     if exchange.start.kwargs or min(exchange.given, exchange.result) < settings.min_mb * MB:
         return Refusal("a rank has less of it than min_mb says")

@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
-from ferrite.capture import torch_api, torch_runtime
+from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import Regions, argument, fake_value, mode_of
+from ferrite.passes.post_grad.distributed.agreement import all_share_memory, decide
 from ferrite.passes.post_grad.distributed.exchanges import (
     ALL_GATHER,
     PART,
@@ -52,16 +53,18 @@ def micro_pipeline_tp_pass(gm: torch.fx.GraphModule, context: PassContext) -> in
     settings = chosen(context.options, "async_tp", AsyncTp)
     if settings is None:
         return 0
-    hidden = hidden_anyway(gm.graph, context)
-    count, regions = 0, Regions(gm.graph)
-    for exchange in exchanges_in(gm.graph):
+    hidden = hidden_anyway(gm, context)
+    count, regions, exchanges = 0, Regions(gm.graph), exchanges_in(gm.graph)
+    groups = dict.fromkeys(each.group for each in exchanges if each.start.target in (ALL_GATHER, REDUCE_SCATTER))
+    sharing = {group for group in groups if all_share_memory(group)}
+    for exchange in exchanges:
         if not context.fuel.left or exchange.start.target not in (ALL_GATHER, REDUCE_SCATTER):
             continue
         if exchange.start in hidden:
             exchange.start.meta[WHY] = "what does not need it hides it"
             continue
         found = gathered_product(exchange) if exchange.start.target is ALL_GATHER else scattered_product(exchange)
-        is_fused = torch_runtime.has_symmetric_memory(exchange.group)
+        is_fused = exchange.group in sharing
         refusal = found if isinstance(found, Refusal) else refusal_of(found, settings.chunks, is_fused, regions)
         if refusal is not None or isinstance(found, Refusal):
             exchange.start.meta[WHY] = refusal.reason if refusal is not None else ""
@@ -73,16 +76,20 @@ def micro_pipeline_tp_pass(gm: torch.fx.GraphModule, context: PassContext) -> in
     return count
 
 
-def hidden_anyway(graph: torch.fx.Graph, context: PassContext) -> set[torch.fx.Node]:
+def hidden_anyway(gm: torch.fx.GraphModule, context: PassContext) -> set[torch.fx.Node]:
     """Collectives that moving them alone would hide, where that is asked for too."""
     overlap = chosen(context.options, "overlap", Overlap)
-    layout = layout_of(graph, context.options, overlap.compute) if overlap is not None else None
+    layout = layout_of(gm.graph, context.options, overlap.compute) if overlap is not None else None
     if overlap is None or layout is None or layout.has_streams:
         return set()
-    jobs = [layout.job(exchange) for exchange in layout.exchanges]
-    found = forecast(Placement(jobs, layout.clock, limits_for(layout, overlap)).placed(), layout.clock)
-    waits = zip(layout.exchanges, found.exposed, strict=True)
-    return {exchange.start for exchange, exposed in waits if exposed <= 0}
+
+    def own_choice() -> list[int]:
+        jobs = [layout.job(exchange) for exchange in layout.exchanges]
+        found = forecast(Placement(jobs, layout.clock, limits_for(layout, overlap)).placed(), layout.clock)
+        return [number for number, exposed in enumerate(found.exposed) if exposed <= 0]
+
+    decided = decide(gm, "whole", context.options, layout.exchanges, layout.freedom(), own_choice)
+    return {layout.exchanges[number].start for number in decided}
 
 
 # --- what is there ----------------------------------------------------------------------------------------------------

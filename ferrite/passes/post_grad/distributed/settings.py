@@ -17,6 +17,7 @@ import torch
 from ferrite.errors import UserError
 from ferrite.machines import InvalidNetwork, Network, network_of, parse_network
 from ferrite.options import NoSettings, Options, at_least, check_choices, choice_of, settings_of
+from ferrite.passes.post_grad.distributed.agreement import all_share_memory
 from ferrite.passes.post_grad.distributed.exchanges import exchanges_in
 
 S = TypeVar("S")
@@ -98,6 +99,7 @@ SETTINGS: Mapping[str, type[Any]] = {
     "overlap": Overlap,
     "low_contention": LowContention,
 }
+IN_SHARED_MEMORY = ("async_tp", "low_contention")  # what they do depends on whether ranks share memory
 AUTO = frozenset({"ddp_fuse", "spmd_check", "dedup_reduce_scatter", "bucket_rs", "bucket_ar", "bucket_ag", "overlap"})
 
 
@@ -136,7 +138,10 @@ def read_network(path: Path) -> Network:
 
 
 def communication_identity(graph: torch.fx.Graph, options: Options) -> str:
-    """What else decisions about the collectives of a graph rest on, for the cache key: groups and the network."""
+    """What else decisions about the collectives of a graph rest on, for the cache key: groups, the network, and
+    memory that ranks share, if anything is asked for that needs it."""
     shapes = {each.group: f"{each.shape.size}/{each.shape.stride}" for each in exchanges_in(graph)}
+    if any(chosen(options, name, SETTINGS[name]) is not None for name in IN_SHARED_MEMORY):
+        shapes = {group: f"{shape} {'shared' if all_share_memory(group) else ''}" for group, shape in shapes.items()}
     network = "" if options.network is None else hashlib.sha256(str(read_network(options.network)).encode()).hexdigest()
     return " ".join([*(f"{group} {shape}" for group, shape in sorted(shapes.items())), network])
