@@ -12,7 +12,7 @@ from ferrite.capture import torch_api, torch_operators
 from ferrite.errors import Refusal
 from ferrite.ir import SHORT, ZERO, Index, Symbol
 from ferrite.ir.program import Buffer, Call, Constant, Template
-from ferrite.lower.arguments import argument, literal_text, named_object, strided_picture
+from ferrite.lower.arguments import argument, literal_text, named_object, strided_fake
 from ferrite.lower.assertions import bind_offset, bind_sizes
 from ferrite.lower.builder import Builder
 from ferrite.lower.effects import effect_of, writes_in_graphs
@@ -44,7 +44,7 @@ def eager_call(
     keywords = tuple((key, argument(ctx, value)) for key, value in kwargs.items())
     for value in written:
         storage = ctx.buffers[ctx.realise(value.box)].storage
-        if ctx.buffers[buffer_of(ctx, value, strided_picture(value))].storage != storage:
+        if ctx.buffers[buffer_of(ctx, value, strided_fake(value))].storage != storage:
             raise HalfLowered(f"{target} would write to a copy: its operand does not lie as eager has it")
         ctx.before_write(storage)
     writes = tuple(dict.fromkeys(ctx.buffers[ctx.realise(value.box)].name for value in written))

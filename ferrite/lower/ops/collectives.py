@@ -8,7 +8,7 @@ from typing import Any
 
 from ferrite.capture import torch_api, torch_operators
 from ferrite.ir.program import Call, Collective, Ref, Wait, reads, writes
-from ferrite.lower.arguments import strided_picture
+from ferrite.lower.arguments import strided_fake
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import eager_call, flat
 from ferrite.lower.memory import buffer_of
@@ -41,7 +41,7 @@ def begin(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str, A
 
 def wait(ctx: Builder, target: Any, tensor: Value) -> Value:
     """The same tensor, which may be used from here on; what no other collective holds is free again."""
-    name = buffer_of(ctx, tensor, strided_picture(tensor))
+    name = buffer_of(ctx, tensor, strided_fake(tensor))
     storage = ctx.buffers[name].storage
     freed: set[str] = set()
     for pending in ctx.pending_collectives:
