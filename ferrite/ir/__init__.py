@@ -86,11 +86,11 @@ from ferrite.ir.types import NARROW, PART_TYPES, SHORT, arithmetic_type, bits_of
 __all__ = [
     "COMPLAINT",
     "DIGITS",
+    "DOTS",
     "KEY_STEPS",
     "MULTIPLIERS",
     "NARROW",
     "ONE",
-    "DOTS",
     "OPERATORS",
     "PART_TYPES",
     "ROUNDS",

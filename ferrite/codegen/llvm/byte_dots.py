@@ -68,7 +68,10 @@ def by_pairs(e: Emission, lanes: int, is_unsigned: bool, left: str, right: str) 
     left, right = (e.op(f"bitcast {type_} {each} to {pair_type}", each) for each in (left, right))
     eight = halves.const(8)
     shift = "lshr" if is_unsigned else "ashr"
-    even = halves.op(shift, halves.op("shl", left, eight), eight), halves.op("ashr", halves.op("shl", right, eight), eight)
+    even = (
+        halves.op(shift, halves.op("shl", left, eight), eight),
+        halves.op("ashr", halves.op("shl", right, eight), eight),
+    )
     odd = halves.op(shift, left, eight), halves.op("ashr", right, eight)
     return [called(e, PAIRS[lanes], type_, *((pair_type, each) for each in pair)) for pair in (even, odd)]
 

@@ -86,9 +86,7 @@ class Addresses:
                 total[replica] += factor.value * shifts[replica * len(shifts) // self.e.replicas]
         return [shift - total[0] for shift in total]
 
-    def moved(
-        self, base: str, axis: Axis | None, factor: Index, replica: int, element: str, width: int = 1
-    ) -> Address:
+    def moved(self, base: str, axis: Axis | None, factor: Index, replica: int, element: str, width: int = 1) -> Address:
         if axis is None or factor is ZERO:
             return Address("one", (base,))
         offsets, plain = self.e.axes[axis].offsets, not self.e.axes[axis].repeats

@@ -74,5 +74,5 @@ def summed_words(ctx: Builder, left: Value, weights: Expr) -> Value:
         return total(ctx.out_sizes, op("dot_s8s8", factor, weights))
     added = total(ctx.out_sizes[:1], op("dot_u8s8", HIGHEST_BITS, factor))
     product = total(ctx.out_sizes, op("dot_u8s8", weights, factor))
-    right = op("sub", product.at((own_axes(ctx.out_sizes))), added.at((row,)))
+    right = op("sub", product.at(own_axes(ctx.out_sizes)), added.at((row,)))
     return ctx.lazy(ctx.out_sizes, right, left.device)
