@@ -20,27 +20,29 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir import DOTS, ONE, ZERO, Axis, Cast, Const, Expr, Index, Load, Mod, Number, Op, number, sum_pieces
+from ferrite.ir import DOTS, ONE, ZERO, Axis, Cast, Const, Expr, Index, Load, Mod, Number, Op, axis, number, sum_pieces
 from ferrite.ir.kernel import Update
 from ferrite.ir.program import Operation, Reduce
 from ferrite.machines import Machine
 from ferrite.schedule.fusion.accesses import axes_in, likely, step_of
-from ferrite.schedule.loops.products import ProductAxes, factors_in, product_in
+from ferrite.schedule.loops.products import ProductAxes, axes_under, factors_in, product_in
 
 TYPES = (torch.float32, torch.float64)
 MIN_WORDS = 4  # of a sum over words of four bytes
-MIN_SIDE = 2  # rows, and columns: of one there is nothing to share
+MIN_SIDE = 2  # rows, and columns: of one there is nothing to share, but words that are loaded
 
 
 def product_of(operation: Operation) -> ProductAxes | None:
     """The axes of an operation that is a matrix product. Rows, and how many matrices there are, may be known at run
     time only."""
-    product = product_in(operation)
-    if product is None or not isinstance(operation, Reduce):
+    if factors_in(operation) is None or not isinstance(operation, Reduce):
         return None
     (value,) = operation.values
     is_of_words = isinstance(value, Op) and value.name in DOTS
     if not is_of_words and value.dtype not in TYPES:
+        return None
+    product = product_in(operation) or (one_row(operation) if is_of_words else None)
+    if product is None:
         return None
     if not all(is_read(factor) for factor in factors_in(operation) or ()):
         return None
@@ -49,13 +51,25 @@ def product_of(operation: Operation) -> ProductAxes | None:
         return None
     least = MIN_WORDS if is_of_words else sum_pieces.MIN_SUMMED
     if (
-        min(likely(rows.extent), extent_of(columns)) < MIN_SIDE
+        (not is_of_words and min(likely(rows.extent), extent_of(columns)) < MIN_SIDE)
         or not least <= extent_of(summed) <= sum_pieces.MAX_SUMMED
     ):
         return None
     if not is_of_words and not sum_pieces.product_can_be_cut(extent_of(summed)):  # sums of integers are exact
         return None
     return product
+
+
+def one_row(operation: Reduce) -> ProductAxes | None:
+    """A row times a matrix, or a matrix times a column: the side of one has an axis that nothing depends on."""
+    (summed,), factors = operation.reduced, factors_in(operation)
+    if len(operation.axes) != 1 or factors is None:
+        return None
+    columns = operation.axes[0]
+    of_matrix, of_row = sorted(map(axes_under, factors), key=len, reverse=True)
+    if of_matrix != {columns, summed} or of_row != {summed}:
+        return None
+    return ProductAxes((), axis("row", ONE), columns, summed)
 
 
 def is_product(operation: Operation) -> bool:
@@ -167,14 +181,14 @@ def collide(factor: Expr, side: Axis, machine: Machine) -> bool:
     """Whether what is read of neighbouring rows, or columns, has one place in the cache."""
     step = step_along(factor, side)
     size = load_of(factor).dtype.itemsize * bytes_apart(factor)
-    return isinstance(step, Number) and step.value * size % machine.l1_way_bytes == 0
+    return isinstance(step, Number) and step is not ZERO and step.value * size % machine.l1_way_bytes == 0
 
 
 def factors(product: ProductAxes, update: Update) -> tuple[Expr, Expr]:
     """The factor that has the rows, and the one that has the columns."""
     (value,) = update.values
     one, other = value.args
-    return (one, other) if product.rows in axes_of_load(load_of(one)) else (other, one)
+    return (one, other) if product.columns in axes_of_load(load_of(other)) else (other, one)
 
 
 def step_along(factor: Expr, item: Axis) -> Index | None:
