@@ -42,7 +42,7 @@ from ferrite.lower.eager_strides import (
     Placed,
     Undecided,
     decided,
-    is_dense,
+    is_surely_dense,
     like_operand,
 )
 from ferrite.lower.forecasts import OperandLayout, correct_misforecasts, may_be_misforecast, misforecast
@@ -255,7 +255,7 @@ class Asked:
             return None
         try:
             placed = Placed(self.sizes.indices(value.shape), self.sizes.indices(value.stride()))
-            return (tuple(value.stride()),) if is_dense(placed) else None
+            return (tuple(value.stride()),) if is_surely_dense(placed) else None
         except (Undecided, UnknownSize):
             return None
 
