@@ -20,8 +20,9 @@ Coordinates = tuple[Index, ...]
 
 
 def own_axes(sizes: Sequence[Index], name: str = "i") -> Coordinates:
-    """One axis per dimension; where a size is one, there is only zero."""
-    return tuple(ZERO if size is ONE else axis(f"{name}{place}", size) for place, size in enumerate(sizes))
+    """One axis per dimension; where a size is one, or a number from data that can be nothing else, there is only zero:
+    torch writes 1 for it in what is made of such a tensor."""
+    return tuple(ZERO if is_one(size) else axis(f"{name}{place}", size) for place, size in enumerate(sizes))
 
 
 def mapping(axes: Sequence[Index], new: Sequence[Index]) -> dict[Atom, Index]:
