@@ -169,7 +169,7 @@ def all_programs() -> dict[str, Program]:
     for name, program in data_parallel.PROGRAMS.items():
         found[name] = of_one_layer(program)
     for style, settings in {"auto": "auto", **STYLES}.items():
-        found[f"every kind, {style}"] = lambda rank, settings=settings: assert_same(settings, rank)  # type: ignore[misc]
+        found[f"every kind, {style}"] = lambda rank, settings=settings: assert_same(settings, rank)
     found["agreements"] = contracts.same_collectives_otherwise_bound
     found |= rule_programs()
     for seed in range(4):

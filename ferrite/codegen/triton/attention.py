@@ -17,6 +17,7 @@ from ferrite.codegen.triton.indices import is_narrow, widened
 from ferrite.codegen.triton.launch import power_of_two
 from ferrite.codegen.triton.module import BlockAxis, Mask, Module, Scope, Value
 from ferrite.codegen.triton.operators import converted
+from ferrite.codegen.triton.stores import Stores
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.graph import HALVES
 from ferrite.ir import (
@@ -48,9 +49,8 @@ class StatementPrinter(Protocol):
     """What prints the statements around."""
 
     module: Module
+    stores: Stores
     types: dict[str, torch.dtype]  # of pointers
-
-    def store(self, store: Store, scope: Scope) -> None: ...
 
     def number(self, axis: Axis, text: str) -> None: ...
 
@@ -277,7 +277,7 @@ class _Attention:
         self.module.name_value(name, Value(name, scope.dims))
         dtype = self.printer.types[target.buffer]
         value = cast(Local.intern(name, torch.float32), dtype)
-        self.printer.store(Store(target.buffer, target.coordinates, value), scope)
+        self.printer.stores.store(Store(target.buffer, target.coordinates, value), scope)
 
 
 class _Forward(_Attention):

@@ -21,11 +21,12 @@ from ferrite.codegen.triton.grouped import print_choice
 from ferrite.codegen.triton.indices import INDEX, WIDE, Reaches, is_narrow
 from ferrite.codegen.triton.interleaved_loads import pairs_in
 from ferrite.codegen.triton.launch import DESCRIPTORS, EVEN, EVEN_ELEMENTS, NARROW, Block, power_of_two
-from ferrite.codegen.triton.module import EVICT_FIRST, INDENT, BlockAxis, Mask, Module, Scope, Tile, Value
+from ferrite.codegen.triton.module import INDENT, BlockAxis, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import filled, is_at_least_one, is_product, type_name
 from ferrite.codegen.triton.products import BlockProduct, block_product, factor
 from ferrite.codegen.triton.rounding import all_are_rounded, exact_values, powers_beside_one
 from ferrite.codegen.triton.states import Accumulators
+from ferrite.codegen.triton.stores import Stores
 from ferrite.codegen.triton.values import Evaluation
 from ferrite.errors import NotGenerated
 from ferrite.graph import HALVES
@@ -38,12 +39,7 @@ from ferrite.ir import (
     Load,
     Number,
     Symbol,
-    arithmetic_type,
-    cast,
-    load,
     number,
-    op,
-    short,
     symbol,
 )
 from ferrite.ir.kernel import (
@@ -63,13 +59,10 @@ from ferrite.ir.kernel import (
     nodes_in,
     walk,
 )
-from ferrite.ir.program import OPERATOR_OF_MODE
-from ferrite.schedule.gpu import ATOMIC_TYPES
 
 # Lanes side by side that a mask may tell apart where their number is no multiple of this: then none are loaded at once.
 MASKED_ELEMENTS = 16
 MAX_WRITTEN_TWICE = 200  # values
-ATOMIC_NAMES = {"add": "tl.atomic_add", "amax": "tl.atomic_max", "amin": "tl.atomic_min"}
 # No size of a kernel has such a name.
 PROGRAM, ROW_BLOCK, COLUMN_BLOCK = (
     symbol(name, 0, (1 << 31) - 1) for name in ("program id", "block of rows", "block of columns")
@@ -91,7 +84,7 @@ class Printer:
         self.types = {item.name: item.dtype for item in kernel.pointers}
         self.stated = kernel.warps > 0  # the kernel says what its blocks are
         self.grouped = bool(kernel.problems)
-        self.changing = {item.name for item in kernel.pointers if item.access == "both"}
+        self.stores = Stores(self.module, kernel)
 
     # --- the grid -----------------------------------------------------------------------------------------------------
 
@@ -298,7 +291,7 @@ class Printer:
             case Update():
                 self.states.update(statement, scope)
             case Store():
-                self.store(statement, scope)
+                self.stores.store(statement, scope)
             case When():
                 self.when(statement, scope)
             case Attend():
@@ -522,67 +515,6 @@ class Printer:
         self.module.known.forget([statement.name])
         self.module.tiles[statement.name] = Tile(text, statement.dtype, len(scope.axes), tuple(blocks))
 
-    def store(self, store: Store, scope: Scope) -> None:
-        tile = self.module.tiles.get(store.buffer)
-        if store.atomic and store.mode != "set":
-            self.atomic(store, scope)
-            return
-        evaluation = Evaluation(self.module, scope)
-        what = store.value
-        if store.mode != "set":
-            what = _combined(store)
-        value = evaluation.value(what)
-        if tile is not None:
-            self.keep(store, tile, value, evaluation, scope)
-            return
-        pointer, guard, dims = evaluation.pointer(store.buffer, store.coordinates[0], scope.masks, scope.dims)
-        masked = "" if guard is None else f", mask={guard}"
-        if self.module.last_readers and self.module.loops:  # it would take the place of what is read again
-            masked += EVICT_FIRST
-        self.module.line(f"tl.store({pointer}, {value.at(max(dims, default=-1) + 1)}{masked})")
-        self.changed(store.buffer)
-
-    def changed(self, buffer: str) -> None:
-        if buffer in self.changing:
-            self.module.known.forget([buffer])
-
-    def keep(self, store: Store, tile: Tile, value: Value, evaluation: Evaluation, scope: Scope) -> None:
-        """Into a tile, which is a block."""
-        if is_product(store.value, self.module.products):
-            self.module.products.add(store.buffer)
-        place = evaluation.tile(tile, store.coordinates)
-        if place.dims != scope.dims:
-            raise NotGenerated(f"scratch memory {store.buffer} is written by more lanes than it has")
-        beyond = self.stated and all(mask.bounds is not None for mask in scope.masks)  # may hold anything
-        counted = None if beyond else evaluation.guard(scope.masks, scope.dims)
-        text = value.at(len(scope.axes))
-        if counted is not None:
-            text = f"tl.where({counted.at(len(scope.axes))}, {text}, {tile.text})"
-        elif value.dims != scope.dims:
-            text = f"tl.broadcast_to({text}, {scope.shape()})"
-        self.module.line(f"{tile.text} = {text}")
-        self.module.known.forget([store.buffer])
-
-    def atomic(self, store: Store, scope: Scope) -> None:
-        dtype = store.value.dtype
-        if store.buffer in self.module.tiles or dtype not in ATOMIC_TYPES.get(store.mode, ()):
-            raise NotGenerated(f"atomic {store.mode} of {short(dtype)}")
-        evaluation = Evaluation(self.module, scope)
-        value = evaluation.value(store.value)
-        pointer, guard, dims = evaluation.pointer(store.buffer, store.coordinates[0], scope.masks, scope.dims)
-        text = value.at(max(dims, default=-1) + 1)
-        if value.dims != dims:
-            text = f"tl.broadcast_to({text}, {scope.shape(dims)})"
-        if dtype in HALVES:
-            self.module.needs("atomic_add_half")
-            counted = f"tl.full({scope.shape(dims)}, True, tl.int1)" if guard is None else guard
-            self.module.line(f"atomic_add_half({pointer}, {text}, {counted})")
-            self.changed(store.buffer)
-            return
-        masked = "" if guard is None else f", mask={guard}"
-        self.module.line(f'{ATOMIC_NAMES[store.mode]}({pointer}, {text}{masked}, sem="relaxed")')
-        self.changed(store.buffer)
-
 
 def last_reader(name: str, kernel: Kernel) -> Loop:
     """The last loop that directly reads what is behind a pointer."""
@@ -593,14 +525,6 @@ def last_reader(name: str, kernel: Kernel) -> Loop:
 
 def loads_of(statement: Statement) -> set[str]:
     return {item.buffer for item in nodes_in(statement) if isinstance(item, Load)}
-
-
-def _combined(store: Store) -> Expr:
-    """What is there and what comes, in the type that arithmetic on them has."""
-    dtype = store.value.dtype
-    there = load(store.buffer, store.coordinates, dtype)
-    wide = arithmetic_type(dtype)
-    return cast(op(OPERATOR_OF_MODE[store.mode], cast(there, wide), cast(store.value, wide)), dtype)
 
 
 def _count(extent: Index, block: Block | None) -> Index:
