@@ -29,7 +29,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from bench.measure import write
 from bench.report import in_markdown, show
-from ferrite.machines import Link, gpu_machine, known, network_of
+from ferrite.machines import Link, by_device, gpu_machine, network_of
 from ferrite.options import Options, resolve
 from ferrite.passes import captured_communication, communication_of
 from ferrite.passes.post_grad import POST_GRAD
@@ -242,11 +242,11 @@ def assumed(world: World) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.txt"
         path.write_text(str(network))
-        known.MACHINES["meta"] = lambda: machine  # type: ignore[index]
+        by_device.MACHINES["meta"] = lambda: machine  # type: ignore[index]
         try:
             yield path
         finally:
-            del known.MACHINES["meta"]  # type: ignore[attr-defined]
+            del by_device.MACHINES["meta"]  # type: ignore[attr-defined]
 
 
 def faster(bytes_per_second: float) -> Any:

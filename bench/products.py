@@ -10,6 +10,8 @@
     gradient    x.mT @ y                                of a weight
     scores      q @ k.mT, in a batch                    of attention
     values      p @ v, in a batch
+    bytes       _int_mm(x, W.mT) * s                    quantised layers: factors of 8 bits, sums of 32
+    frozen-bytes  the same, W and s frozen
 
 Each is compiled with `own_products` "off", where torch's kernels are called (in the layouts that they like best), and
 "always". Figures are billions of additions and multiplications per second, of processor time: on Arm a part of torch's
@@ -52,6 +54,10 @@ def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x.mT @ y
+
+
+def byte_layer(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch._int_mm(x, weight.mT) * scale
 
 
 def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -126,6 +132,25 @@ VALUES: tuple[Sizes, ...] = (
     (64, 49, 49, 32),
     (32, 1, 512, 128),
 )
+BYTES: tuple[Sizes, ...] = (
+    (1, 768, 768),
+    (1, 4096, 4096),
+    (2, 768, 3072),
+    (4, 4096, 4096),
+    (8, 768, 3072),
+    (16, 768, 768),
+    (32, 3072, 768),
+    (64, 256, 1024),
+    (64, 768, 2),
+    (128, 768, 768),
+    (128, 768, 3072),
+    (128, 3072, 768),
+    (128, 4096, 4096),
+    (197, 384, 1152),
+    (512, 768, 768),
+    (512, 3072, 768),
+    (3136, 64, 64),
+)
 Shapes = Callable[[Sizes], list[Sizes]]
 KINDS: dict[str, tuple[Function, tuple[Sizes, ...], Shapes]] = {
     "linear": (linear, LINEAR, lambda s: [(s[0], s[1]), (s[2], s[1])]),
@@ -135,28 +160,39 @@ KINDS: dict[str, tuple[Function, tuple[Sizes, ...], Shapes]] = {
     "gradient": (gradient, GRADIENT, lambda s: [(s[1], s[0]), (s[1], s[2])]),
     "scores": (scores, SCORES, lambda s: [(s[0], s[1], s[2]), (s[0], s[3], s[2])]),
     "values": (matmul, VALUES, lambda s: [(s[0], s[1], s[2]), (s[0], s[2], s[3])]),
+    "bytes": (byte_layer, BYTES, lambda s: [(s[0], s[1]), (s[2], s[1]), (s[2],)]),
+    "frozen-bytes": (byte_layer, BYTES, lambda s: [(s[0], s[1]), (s[2], s[1]), (s[2],)]),
 }
+OF_BYTES = ("bytes", "frozen-bytes")
 
 
 def with_weights(function: Function, weights: Sequence[torch.Tensor]) -> torch.nn.Module:
     """A module that calls the function, of its input and of weights that it has."""
 
     def forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return function(x, *self.parameters())
+        return function(x, *self.buffers())
 
     model: torch.nn.Module = type("Layer", (torch.nn.Module,), {"forward": with_own_code(forward)})()
     for number, weight in enumerate(weights):
-        model.register_parameter(f"weight{number}", torch.nn.Parameter(weight))
+        model.register_buffer(f"weight{number}", weight)
     return model.eval()
+
+
+def operand(kind: str, shape: Sizes) -> torch.Tensor:
+    """Random numbers; for products of bytes, matrices of bytes."""
+    if kind in OF_BYTES and len(shape) > 1:
+        return torch.randint(-128, 128, shape, dtype=torch.int8)
+    return torch.randn(shape)
 
 
 def row(kind: str, sizes: Sizes, rounds: int, clock: Callable[[], float]) -> tuple[str, float, bool]:
     """A line of the table, our time to torch's, and whether ours is taken."""
     function, _, shapes = KINDS[kind]
-    inputs = [torch.randn(shape) for shape in shapes(sizes)]
+    is_frozen = kind.startswith("frozen")
+    inputs = [operand(kind, shape) for shape in shapes(sizes)]
 
     def call(products: str) -> Callable[[], object]:
-        if kind == "frozen":
+        if is_frozen:
             model = with_weights(function, inputs[1:])
             frozen = given_to(OURS, model, own_products=products, freeze=True)
             return lambda: frozen(inputs[0])
@@ -164,8 +200,10 @@ def row(kind: str, sizes: Sizes, rounds: int, clock: Callable[[], float]) -> tup
         return lambda: compiled(*inputs)
 
     rows, inner, columns = sizes[-3:]
-    along = kind in ("linear", "frozen", "layer", "scores")
-    taken = beside_torch().product(MatrixProduct(rows, inner, columns, along, in_panels=kind == "frozen")) is None
+    along = kind in ("linear", "frozen", "layer", "scores", *OF_BYTES)
+    problem = MatrixProduct(rows, inner, columns, along, in_panels=is_frozen)
+    beside = beside_torch().byte_product if kind in OF_BYTES else beside_torch().product
+    taken = beside(problem) is None
     seconds = interleaved({"torch": call("off"), "own": call("always")}, rounds, 0.01, clock=clock)
     work = 2 * math.prod(sizes) / 1e9
     speeds = [f"{work / statistics.median(seconds[name]):.1f}" for name in ("torch", "own")]
@@ -196,7 +234,8 @@ def main() -> None:
         if some:
             lines += ["", f"Geometric mean of {name}: {statistics.geometric_mean(each for each, _ in some):.2f}"]
     suffix = "" if chosen.threads == 1 else f"-{chosen.threads}-threads"
-    write(f"products{suffix}", f"Matrix products, threads: {chosen.threads}", lines)
+    name = "byte-products" if set(chosen.only) <= set(OF_BYTES) else "products"
+    write(f"{name}{suffix}", f"Matrix products, threads: {chosen.threads}", lines)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ _LAZY = {
     "compile": "ferrite.api",
     "freeze": "ferrite.api",
     "explain": "ferrite.diagnosis",
-    "explain_cache": "ferrite.debug.cache",
+    "explain_cache": "ferrite.debug.explain_cache",
     "candidate": "ferrite.passes",
     "graph_pass": "ferrite.pipeline",
     "passes": "ferrite.passes",

@@ -85,7 +85,7 @@ from ferrite.passes import (
 from ferrite.pipeline import PassRecord, Pipeline, devices_in, no_times
 from ferrite.runtime import (
     Boxed,
-    ExchangeTimes,
+    CollectiveTimes,
     Freezer,
     Frozen,
     StepTimes,
@@ -379,10 +379,10 @@ def loaded(
     runs = runs_of(executable, targets) if times is None else timed_runs_of(executable, targets, times)
     ranges = ranges_of(executable, targets, runs, functools.partial(kernel_names, record.kernels))
     watch = None if times is None else times.call
-    exchanges = ExchangeTimes()
+    collectives = CollectiveTimes()
     if record.communication is not None and torch_runtime.store_of_job() is not None:  # else ranks are imagined
-        compilation.record.exchanges.append((record.communication, exchanges))
-    return load_host(executable.source, runs, objects, recorders, run_in_eager(graph.gm), ranges, watch, exchanges)
+        compilation.record.collective_times.append((record.communication, collectives))
+    return load_host(executable.source, runs, objects, recorders, run_in_eager(graph.gm), ranges, watch, collectives)
 
 
 def agrees_with_others(record: GraphRecord, options: Options) -> bool:

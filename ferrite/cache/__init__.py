@@ -10,7 +10,7 @@ from ferrite.cache.entry import About, Artifact
 from ferrite.cache.folder import Unusable, check_folder, full_path, make_folders, make_shared, write_folder, write_over
 from ferrite.cache.kernels import KernelCaches
 from ferrite.cache.key import Key
-from ferrite.cache.keys import captured_key, graph_key, joint_key, kernel_key, source_digest
+from ferrite.cache.key_components import captured_key, graph_key, joint_key, kernel_key, source_digest
 from ferrite.cache.laws import check_passes
 from ferrite.cache.lookup import (
     Difference,

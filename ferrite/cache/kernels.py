@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ferrite.cache.keys import kernel_key, source_digest
+from ferrite.cache.key_components import kernel_key, source_digest
 from ferrite.cache.store import EntryStore
 from ferrite.errors import Refusal
 

@@ -6,7 +6,7 @@ that write mutated inputs back; every node has a fake value; the backward graph 
 """
 
 from ferrite.capture.aot import CapturedGraph, GraphKind, Partition, capture, mark_inputs_written_after
-from ferrite.capture.as_data import CallDescriber
+from ferrite.capture.calls_as_data import CallDescriber
 from ferrite.capture.edits import Before, make
 from ferrite.capture.parameters import Parameter
 from ferrite.capture.product_libraries import (

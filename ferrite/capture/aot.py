@@ -18,6 +18,7 @@ import torch
 from ferrite.capture import size_facts, torch_api, torch_state
 from ferrite.capture.assumed_numbers import check_assumed_numbers
 from ferrite.capture.decompositions import decompositions
+from ferrite.capture.forgotten_strides import ForgottenStrides
 from ferrite.capture.parameters import Parameter, Parameters
 from ferrite.capture.saved_tensors import SavedTensors
 from ferrite.capture.torch_api import BoxedCallable
@@ -78,7 +79,7 @@ def capture(
     subclasses = [index for index, value in enumerate(example_inputs) if torch_api.is_plain_subclass(value)]
     # Without gradients, and only there: otherwise a parameter may be differentiated.
     parameters = Parameters(gm, example_inputs) if options.freeze and not torch.is_grad_enabled() else None
-    saved = SavedTensors()
+    saved, forgotten = SavedTensors(), ForgottenStrides()
 
     def compiler(kind: GraphKind) -> Callable[..., BoxedCallable]:
         def compile_one(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> BoxedCallable:
@@ -87,9 +88,9 @@ def capture(
                 described = replace(described, parameters=parameters.behind(graph))
             detached = detached_outputs(graph) if kind is GraphKind.FORWARD else ()
             compiled = detaching(compile_graph(described), detached)
-            return (
-                saved.saving(compiled) if kind is GraphKind.FORWARD else saved.using(compiled, described.donated_inputs)
-            )
+            if kind is GraphKind.FORWARD:
+                return forgotten.noting(saved.saving(compiled), graph)
+            return saved.using(compiled, described.donated_inputs)
 
         return compile_one
 
@@ -103,6 +104,7 @@ def capture(
         partition=around_partition(partition),
         decompositions=decompositions(options.decompose),
     )
+    compiled = forgotten.restoring(compiled)
     compiled = unwrapping_subclasses(compiled, subclasses)
     compiled = compiled if without_extra is None else without_extra(compiled)
     return compiled if with_views is None else with_views(compiled)

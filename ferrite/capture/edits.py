@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from ferrite.capture.as_data import CallDescriber, Data, at_path, place_in, rebuilt
+from ferrite.capture.calls_as_data import CallDescriber, Data, at_path, place_in, rebuilt
 from ferrite.capture.unused_random import dead_calls
 from ferrite.errors import NotCached
 from ferrite.graph import alias_class, compute, mode_of, note_for_another, same_metadata

@@ -171,6 +171,12 @@ def user_output_index(node: torch.fx.Node, position: int) -> int | None:
     return index
 
 
+def hidden_view_indices() -> tuple[int, ...]:
+    """Which outputs of the user's function AOTAutograd passes through `_unsafe_view` when the forward graph has run."""
+    metadata = forward_metadata()
+    return tuple(metadata.unsafe_view_out_indices) if metadata is not None else ()
+
+
 def has_no_gradient(node: torch.fx.Node, position: int) -> bool:
     """Whether the graph output at `position` is an output of the user's function that autograd does not follow."""
     metadata, index = forward_metadata(), user_output_index(node, position)

@@ -3,10 +3,10 @@
 In: what the stages report. Out: objects and files for people. Nothing here changes what is compiled.
 """
 
-from ferrite.debug.cache import age, differences_table, explain_cache, explained, side
 from ferrite.debug.compilation import Compilation
 from ferrite.debug.details import Compiled, GraphDetails, GraphRow, KernelCode
 from ferrite.debug.dump import Dump, DumpFolder, about_calls, about_graph
+from ferrite.debug.explain_cache import age, differences_table, explain_cache, explained, side
 from ferrite.debug.graph_record import as_data, from_data, plan_record
 from ferrite.debug.partition import partition_record
 from ferrite.debug.progress import Progress, log

@@ -24,7 +24,7 @@ from ferrite.graph import ModelLine
 from ferrite.options import STAGES, Options
 from ferrite.passes import CommunicationRecord
 from ferrite.pipeline import PassRecord
-from ferrite.runtime import ExchangeTimes, MeasuredRun
+from ferrite.runtime import CollectiveTimes, MeasuredRun
 from ferrite.runtime.cuda import Recordings
 from ferrite.schedule import FusionRefusal
 from ferrite.tune import Found, Problem
@@ -146,7 +146,9 @@ class CompileRecord:
     joint: Outcome | None = None  # and of that of forward and backward
     cache: list[Outcome] = field(default_factory=list)  # one for each time it was asked for a compiled graph
     recordings: list[Recordings] = field(default_factory=list)  # of each part that CUDA graphs are made of
-    exchanges: list[tuple[CommunicationRecord, ExchangeTimes]] = field(default_factory=list, repr=False)  # as it runs
+    collective_times: list[tuple[CommunicationRecord, CollectiveTimes]] = field(
+        default_factory=list, repr=False
+    )  # as it runs
     details: list[GraphDetails] = field(default_factory=list, repr=False)  # for a report: empty if none is asked for
     capture: torch_dynamo.AboutCapture | None = None  # for a report, as `details`
     tuning: dict[Problem, Found] = field(default_factory=dict)  # for a report: times that decided something
@@ -210,7 +212,7 @@ class CompileRecord:
 
     def last_run(self, communication: CommunicationRecord) -> MeasuredRun | None:
         """When the collectives of a graph began and were over, as far as it has run."""
-        return next((times.run() for about, times in self.exchanges if about is communication), None)
+        return next((times.run() for about, times in self.collective_times if about is communication), None)
 
     @property
     def eager_calls(self) -> tuple[EagerCall, ...]:
@@ -265,7 +267,7 @@ class CompileRecord:
             self.graphs.append(graph)
 
     def __str__(self) -> str:
-        from ferrite.debug.table import render
+        from ferrite.debug.record_table import render
 
         return render(self)
 

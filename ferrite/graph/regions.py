@@ -51,7 +51,7 @@ def has_effect(node: torch.fx.Node) -> bool:
 
 
 def is_collective(node: torch.fx.Node) -> bool:
-    """Whether a node starts, or waits for, an exchange between processes."""
+    """Whether a node starts, or waits for, a collective between processes."""
     return "c10d" in _namespace(node.target) or _namespace(node.target) == "symm_mem"
 
 
@@ -61,7 +61,7 @@ def is_wait(node: torch.fx.Node) -> bool:
 
 
 def has_collectives(graph: torch.fx.Graph) -> bool:
-    """Whether something in a graph waits for an exchange between processes. Looks at no node."""
+    """Whether something in a graph waits for a collective. Looks at no node."""
     wait = _wait_operator()
     return wait is not None and bool(graph.find_nodes(op="call_function", target=wait, sort=False))
 

@@ -299,7 +299,7 @@ def _dense_view(target: Any, args: Sequence[Any]) -> torch.Tensor | None:
 
 
 def empty_view(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A view of no elements. It lies in eager where its operand does; torch's picture of it does only sometimes."""
+    """A view of no elements. It lies in eager where its operand does; torch's fake value of it does only sometimes."""
     strides = _dense_strides([max(size, 1) for size in shape]) if shape != tuple(tensor.shape) else tensor.stride()
     return tensor.as_strided(shape, strides, tensor.storage_offset())
 

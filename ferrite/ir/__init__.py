@@ -79,13 +79,14 @@ from ferrite.ir.intervals import interval, is_below_extent
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.ir.philox import DIGITS, KEY_STEPS, MULTIPLIERS, ROUNDS, WORD, philox
 from ferrite.ir.random import advance_generator, random_numbers
-from ferrite.ir.scalar import OPERATORS, STOPPING
+from ferrite.ir.scalar import DOTS, OPERATORS, STOPPING
 from ferrite.ir.states import STATES, both, choose, compare, either, params
 from ferrite.ir.types import NARROW, PART_TYPES, SHORT, arithmetic_type, bits_of, foldable, is_integer, short, value_of
 
 __all__ = [
     "COMPLAINT",
     "DIGITS",
+    "DOTS",
     "KEY_STEPS",
     "MULTIPLIERS",
     "NARROW",

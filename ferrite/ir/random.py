@@ -1,8 +1,8 @@
 """Counter-based random numbers: number k of a stream is a function of (seed, stream, k) alone.
 
-A seed is a key of 64 bits; with one key, streams share no number. `uniform` and `bits` are what our own operator (see
-`ferrite.passes.joint.randoms`) gives in eager, where every operator has a stream; `curand_uniform` is what kernels of
-torch draw on GPUs of NVIDIA, where every thread has one.
+A seed is a key of 64 bits; with one key, streams share no number. `uniform` and `bits` are what our own operator
+(`ferrite.passes.joint.counter_rng`) gives in eager, where every operator has a stream; `curand_uniform` is what kernels
+of torch draw on GPUs of NVIDIA, where every thread has one.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from ferrite.ir.types import is_integer
 
 CHEAP, DIVISION, TRANSCENDENTAL, SPECIAL = 1, 8, 20, 60
 STOPPING = frozenset(["floor_divide", "trunc_divide", "remainder", "fmod"])  # on integers, where the divisor is zero
+DOTS = ("dot_s8s8", "dot_u8s8")  # of words of four bytes: four products are added at once
 
 # What an operator may be given.
 TAKES: dict[str, Callable[[torch.dtype], bool]] = {
@@ -30,6 +31,8 @@ TAKES: dict[str, Callable[[torch.dtype], bool]] = {
     "integer": is_integer,  # bool is one
     "whole": lambda dtype: is_integer(dtype) and dtype is not torch.bool,
     "bool": lambda dtype: dtype is torch.bool,
+    "byte": lambda dtype: dtype in (torch.int8, torch.uint8),
+    "word": lambda dtype: dtype is torch.int32,
 }
 
 
@@ -74,6 +77,23 @@ def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _ndtr(a: torch.Tensor) -> torch.Tensor:
     """By the complement of erf: torch's own ndtr adds one to erf, and has no digits left where the result is small."""
     return (0.5 * torch.erfc(a.double() * -math.sqrt(0.5))).to(a.dtype)
+
+
+def _word(*four: torch.Tensor) -> torch.Tensor:
+    """Four bytes as one integer of 32 bits, the first in its lowest bits."""
+    together = torch.stack(torch.broadcast_tensors(*four), -1)
+    return together.contiguous().view(torch.int32).squeeze(-1)
+
+
+def _dot_of(left: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The sum of four products: of the bytes of one word, which are of this type, with those of another, which have
+    signs. It always fits."""
+
+    def dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        bytes_of_a, bytes_of_b = a.unsqueeze(-1).contiguous().view(left), b.unsqueeze(-1).contiguous().view(torch.int8)
+        return (bytes_of_a.int() * bytes_of_b.int()).sum(-1, dtype=torch.int32)
+
+    return dot
 
 
 _rows(2, "add mul")
@@ -139,6 +159,9 @@ _rows(1, "logical_not", takes="bool")
 _rows(2, "bitwise_and bitwise_or bitwise_xor", takes="integer")
 _rows(2, "bitwise_left_shift bitwise_right_shift gcd lcm", takes="whole")
 _rows(1, "bitwise_not", takes="integer")
+_row("pack_bytes", 4, _word, takes="byte", gives="free", cost=6 * CHEAP)
+_row("dot_s8s8", 2, _dot_of(torch.int8), takes="word")
+_row("dot_u8s8", 2, _dot_of(torch.uint8), takes="word")
 _row("where", 3, torch.where)
 _row("frexp_mantissa", 1, lambda a: torch.frexp(a).mantissa, takes="floating")
 _row("frexp_exponent", 1, lambda a: torch.frexp(a).exponent, takes="floating", gives="free")

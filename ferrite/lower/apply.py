@@ -1,6 +1,6 @@
 """One call of the graph: by the lowering that its operator has, taken apart by torch, or in eager with a reason.
 
-Torch takes an operator apart by running its decomposition on pictures of the tensors; every operator that this calls is
+Torch takes an operator apart by running its decomposition on fakes of the tensors; every operator that this calls is
 applied in turn.
 """
 
@@ -134,7 +134,7 @@ def in_place(ctx: Builder, twin: Any, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def settled(ctx: Builder, result: Any, out: Any) -> Any:
-    """Give fresh values eager's strides, and every value torch's picture of it."""
+    """Give fresh values eager's strides, and every value torch's fake value of it."""
     if isinstance(out, (tuple, list)) and isinstance(result, (tuple, list)):
         return (
             type(out)(settled(ctx, item, fake) for item, fake in zip(result, out, strict=True))
@@ -155,12 +155,12 @@ def settled(ctx: Builder, result: Any, out: Any) -> Any:
 
 
 def compose(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
-    """Run torch's decomposition on pictures of the tensors, lowering every operator it calls."""
+    """Run torch's decomposition on fakes of the tensors, lowering every operator it calls."""
     function = OTHERWISE.get(target) or torch_operators.decomposition(target)
     if function is None:
         raise NotLowered("torch has no decomposition of it")
     seen = Seen(ctx.numbers)
-    fake_args, fake_kwargs = seen.pictured(args), seen.pictured(dict(kwargs))
+    fake_args, fake_kwargs = seen.fakes(args), seen.fakes(dict(kwargs))
     mode = mode_of([*flat((fake_args, list(fake_kwargs.values()))), *flat(out)])
     try:
         with torch.no_grad(), deciding_nothing(ctx, mode), mode, LoweringMode(ctx, seen):
@@ -201,7 +201,7 @@ def composition(ctx: Builder, mode: Any) -> Iterator[None]:
 
 
 def mode_of(fakes: Sequence[Any]) -> Any:
-    """The fake mode that pictures belong to."""
+    """The fake mode that fakes belong to."""
     modes = (getattr(fake, "fake_mode", None) for fake in fakes)
     found = next((mode for mode in modes if mode is not None), None)
     if found is None:
@@ -210,23 +210,23 @@ def mode_of(fakes: Sequence[Any]) -> Any:
 
 
 class Seen:
-    """Which value each picture of a tensor stands for."""
+    """Which value each fake stands for."""
 
     def __init__(self, numbers: Mapping[Expr, Any]) -> None:
         self.numbers = numbers
         self.values: dict[int, tuple[torch.Tensor, Value]] = {}
 
-    def pictured(self, tree: Any) -> Any:
+    def fakes(self, tree: Any) -> Any:
         if isinstance(tree, Value):
             if tree.fake is None:
-                raise NotLowered("an operand without a picture")
+                raise NotLowered("an operand without a fake value")
             fake = tree.fake.detach() if id(tree.fake) in self.values else tree.fake
             self.values[id(fake)] = (fake, tree)
             return fake
         if isinstance(tree, (list, tuple)):
-            return type(tree)(map(self.pictured, tree))
+            return type(tree)(map(self.fakes, tree))
         if isinstance(tree, dict):
-            return {key: self.pictured(value) for key, value in tree.items()}
+            return {key: self.fakes(value) for key, value in tree.items()}
         if isinstance(tree, Index):
             if isinstance(tree, Number):
                 return tree.value
@@ -256,7 +256,7 @@ class Seen:
 
 
 class LoweringMode(torch_api.DispatchMode):
-    """Sees the operators a decomposition calls on pictures, and lowers each."""
+    """Sees the operators a decomposition calls on fakes, and lowers each."""
 
     def __init__(self, builder: Builder, seen: Seen) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ def argument(ctx: Builder, value: Any) -> CallArgument:
     """A value as an argument of a call: tensors in memory, as eager would have them."""
     match value:
         case Value():
-            return Ref(buffer_of(ctx, value, strided_picture(value)))
+            return Ref(buffer_of(ctx, value, strided_fake(value)))
         case Number():
             return Literal(str(value.value))
         case Index():
@@ -46,7 +46,7 @@ def argument(ctx: Builder, value: Any) -> CallArgument:
     return Literal(text) if text is not None else named_object(ctx, value, type(value).__name__)
 
 
-def strided_picture(value: Value) -> torch.Tensor | None:
+def strided_fake(value: Value) -> torch.Tensor | None:
     """Eager's strides for an argument, where they are known: calls may depend on them."""
     fake = value.fake
     return fake if fake is not None and fake.layout is torch.strided else None

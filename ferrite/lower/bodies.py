@@ -51,7 +51,7 @@ class Body:
 
 
 def body_of(ctx: Builder, gm: Any, name: str, out: Sequence[Any] | None = None) -> Body:
-    """A graph as a program. `out`: torch's picture of what it returns, whose strides it then keeps to."""
+    """A graph as a program. `out`: torch's fake value of what it returns, whose strides it then keeps to."""
     if not isinstance(gm, torch.fx.GraphModule):
         raise NotLowered("a body that is no graph")
     strides = None if out is None else [known_strides(fake) for fake in out]

@@ -2,7 +2,7 @@
 
 Every lowering is `f(ctx, *args)`, where `ctx` is the builder: tensors arrive as `Value`, sizes as `Index` or int,
 everything else as it is. It returns values, and nothing is computed until something needs memory. `ctx.out` is torch's
-picture of the result.
+fake value of the result.
 
 What can be made of these few ways are functions over a builder, by idea: `memory` (where values lie), `loops`
 (reductions, scans, sorts), `stores` (writing to memory that is there already), `scalars` (numbers), `assertions`,
@@ -63,13 +63,13 @@ class Builder:
         self.random_state: int | None = None  # the place of a `RandomState` that nothing else with an effect came after
         # what is known of numbers
         self.symbols: dict[str, Expr] = {}  # numbers that are no index, by the names torch has for them
-        self.numbers: dict[Expr, Any] = {}  # and torch's picture of such a number
+        self.numbers: dict[Expr, Any] = {}  # and torch's fake value of such a number
         self.bound: set[Symbol] = set()  # symbols that have their values by now
         self.asserted: set[Expr] = set()  # conditions on them that hold by now
         # what is still open
         self.pending: dict[Box, None] = {}  # boxes whose expressions read memory that may still be written
         self.since_call = SinceCall(graph)
-        self.exchanges: list[Any] = []  # collectives that nobody has waited for
+        self.pending_collectives: list[Any] = []  # collectives that nobody has waited for
         # the node at hand
         self.node: torch.fx.Node | None = None
         self.position = 0  # of the node in its graph

@@ -12,7 +12,7 @@ from ferrite.capture import torch_api, torch_operators
 from ferrite.errors import Refusal
 from ferrite.ir import SHORT, ZERO, Index, Symbol
 from ferrite.ir.program import Buffer, Call, Constant, Template
-from ferrite.lower.arguments import argument, literal_text, named_object, strided_picture
+from ferrite.lower.arguments import argument, literal_text, named_object, strided_fake
 from ferrite.lower.assertions import bind_offset, bind_sizes
 from ferrite.lower.builder import Builder
 from ferrite.lower.effects import effect_of, writes_in_graphs
@@ -44,7 +44,7 @@ def eager_call(
     keywords = tuple((key, argument(ctx, value)) for key, value in kwargs.items())
     for value in written:
         storage = ctx.buffers[ctx.realise(value.box)].storage
-        if ctx.buffers[buffer_of(ctx, value, strided_picture(value))].storage != storage:
+        if ctx.buffers[buffer_of(ctx, value, strided_fake(value))].storage != storage:
             raise HalfLowered(f"{target} would write to a copy: its operand does not lie as eager has it")
         ctx.before_write(storage)
     writes = tuple(dict.fromkeys(ctx.buffers[ctx.realise(value.box)].name for value in written))
@@ -97,7 +97,7 @@ def new_results(
             ctx.bound.add(index)
             names.append(index)
             return index
-        if is_object(fake):  # torch's picture of one is not what the call will give
+        if is_object(fake):  # torch's fake value of one is not what the call will give
             value = new_object(ctx)
             names.append(value.box.buffer)
             return value
@@ -147,7 +147,7 @@ def new_foreign(ctx: Builder, fake: torch.Tensor, name: str = "") -> Value:
 
 
 def offset_in(ctx: Builder, owner: Value, fake: torch.Tensor) -> Index:
-    """Where a view that a call returns begins in its owner's storage: as far from it as in torch's picture."""
+    """Where a view that a call returns begins in its owner's storage: as far from it as in torch's fake value."""
     found = strides_in_storage(ctx, owner)
     if found is None or owner.fake is None:
         return ZERO

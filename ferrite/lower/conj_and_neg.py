@@ -77,7 +77,7 @@ def resolved_later(ctx: Builder, value: Value, fake: torch.Tensor, shared: bool)
 
 
 def laid_out(fake: torch.Tensor, strides: Sequence[int | torch.SymInt]) -> torch.Tensor:
-    """A picture of a tensor with the same bits and other strides."""
+    """A fake tensor with the same bits and other strides."""
     mode: Any = torch_api.fake_mode_for([fake])
     with mode, torch.no_grad(), no_guards(mode):
         new = torch.empty_strided(fake.shape, strides, dtype=fake.dtype, device=fake.device)

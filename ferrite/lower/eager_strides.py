@@ -369,6 +369,14 @@ def decided(rule: Rule, operands: Sequence[Placed], sizes: tuple[Index, ...]) ->
     return tuple(each[0] for each in candidates)
 
 
+def is_surely_dense(operand: Placed) -> bool:
+    """Whether it is dense for all values of the symbols: (u0, 1) with strides (1, u0) is, and so is nothing of it."""
+    every = list(itertools.islice(cases(operand.sizes), MAX_SIZE_CASES + 1))
+    if len(every) > MAX_SIZE_CASES:
+        raise Undecided("too many sizes may be 0 or 1")
+    return all(is_dense(Placed(put(operand.sizes, case), put(operand.strides, case))) for case in every)
+
+
 def put(numbers: tuple[Index, ...], case: Mapping[Any, Index]) -> tuple[Index, ...]:
     return tuple(substitute(each, case) for each in numbers) if case else numbers
 

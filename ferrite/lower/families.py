@@ -33,6 +33,7 @@ FAMILIES = (
     "batch_norm",
     "losses",
     "products",
+    "byte_products",
     "scan",
     "order",
     "control",

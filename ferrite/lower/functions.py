@@ -66,17 +66,17 @@ def called(inner: Builder, node: torch.fx.Node, values: dict[torch.fx.Node, Any]
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
     if any(user.op == "output" for user in node.users) and isinstance(fake_value(node), (tuple, list)):
         raise NotLowered("a function that returns several values as one")
-    pictured = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: picture(values[each]))
+    fakes = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: fake_of(values[each]))
     with mode:
-        out = node.target(*pictured[0], **pictured[1])  # type: ignore[operator]
+        out = node.target(*fakes[0], **fakes[1])  # type: ignore[operator]
     return apply(inner, node.target, args, kwargs, out)
 
 
-def picture(value: Any) -> Any:
+def fake_of(value: Any) -> Any:
     if not isinstance(value, Value):
         return value
     if value.fake is None:
-        raise NotLowered("an operand without a picture")
+        raise NotLowered("an operand without a fake value")
     return value.fake
 
 

@@ -10,7 +10,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value, model_line
-from ferrite.lower.refusals import refused_by_eager
+from ferrite.lower.errors_of_eager import refused_by_eager
 from ferrite.lower.sizes import Sizes, UnknownSize
 
 aten = torch.ops.aten

@@ -96,7 +96,7 @@ def element_at(ctx: Builder, value: Value, coordinates: Sequence[Index]) -> Expr
 def wanted_strides(ctx: Builder, result: int, sizes: Sequence[Index]) -> tuple[Index, ...] | None:
     """Eager's strides of one result, if it has these sizes."""
     fake = ctx.out[result] if isinstance(ctx.out, (tuple, list)) and result < len(ctx.out) else ctx.out
-    if ZERO in sizes:  # torch's picture of a reduction to nothing has other strides than eager
+    if ZERO in sizes:  # torch's fake value of a reduction to nothing has other strides than eager
         return None
     if isinstance(fake, torch.Tensor) and fake.layout is torch.strided and ctx.shape(fake) == tuple(sizes):
         return dense_strides(ctx, fake)

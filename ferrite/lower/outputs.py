@@ -27,7 +27,7 @@ def program_outputs(ctx: Builder, values: Values, results: Sequence[Any], stride
     for result, wanted in zip(results, strides, strict=True):
         key = (id(result), None if wanted is None else ctx.sizes.indices(wanted))
         if key not in returned or not isinstance(result, torch.fx.Node):
-            value, fake = value_and_picture(ctx, values, result, wanted, shared=True)
+            value, fake = value_and_fake(ctx, values, result, wanted, shared=True)
             if not isinstance(value, Value):
                 returned[key] = plain_output(ctx, value)
             elif wanted is not None and fake is not None:
@@ -44,7 +44,7 @@ def body_outputs(ctx: Builder, values: Values, results: Sequence[Any], strides: 
     outputs: list[Output] = []
     returned: set[str] = set()  # storages
     for result, wanted in zip(results, strides, strict=True):
-        value, fake = value_and_picture(ctx, values, result, wanted, shared=False)
+        value, fake = value_and_fake(ctx, values, result, wanted, shared=False)
         if not isinstance(value, Value):
             outputs.append(plain_output(ctx, value))
             continue
@@ -58,10 +58,10 @@ def body_outputs(ctx: Builder, values: Values, results: Sequence[Any], strides: 
     return tuple(tensors_apart(ctx, results, outputs))
 
 
-def value_and_picture(
+def value_and_fake(
     ctx: Builder, values: Values, result: Any, wanted: Any, shared: bool
 ) -> tuple[Any, torch.Tensor | None]:
-    """A result and, where it is a tensor, torch's picture of it. Numbers to be conjugated or negated lie so already, as
+    """A result and, where it is a tensor, the fake value of it. Numbers to be conjugated or negated lie so already, as
     eager's `wanted` strides have it: a kernel that copied them would not see their bits."""
     is_node = isinstance(result, torch.fx.Node)
     value = values[result] if is_node else result

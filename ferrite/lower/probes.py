@@ -42,11 +42,11 @@ from ferrite.lower.eager_strides import (
     Placed,
     Undecided,
     decided,
-    is_dense,
+    is_surely_dense,
     like_operand,
 )
+from ferrite.lower.fake_operands import dense, extent, is_as_in_memory, is_plain, is_small, is_static
 from ferrite.lower.forecasts import OperandLayout, correct_misforecasts, may_be_misforecast, misforecast
-from ferrite.lower.pictures import dense, extent, is_as_in_memory, is_plain, is_small, is_static
 from ferrite.lower.sizes import Sizes, UnknownSize
 from ferrite.lower.stride_rules import (
     ASKED,
@@ -73,6 +73,8 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
     """Make the forecasts of results eager's, and mark those of which eager's strides are known for certain, with all
     that is made of them and lies otherwise now."""
     before = {node: node.meta.get("val") for node in gm.graph.nodes}
+    # since the joint graph, in which each write still has the operand that the user's program gave it
+    told = {node for node in gm.graph.nodes if KNOWN in node.meta}
     if correct_misforecasts(gm):
         mark_changed(before)
     asked = Asked()
@@ -88,6 +90,8 @@ def correct_forecasts(gm: torch.fx.GraphModule) -> None:
             updater = updater or MetadataUpdater(gm.graph)
             correct_empty_view(node, updater)
         written = written_operand(node)
+        if written is not None and node in told:
+            continue
         asks = written is not None or is_asked(node)
         if (asks or is_view_in_doubt(node)) and is_in_doubt(node):
             continue
@@ -116,7 +120,7 @@ def is_seen_through(node: torch.fx.Node) -> bool:
 
 
 def is_misplaced_empty_view(node: torch.fx.Node) -> bool:
-    """Whether torch's picture of a view without elements lies elsewhere than its operand, as it does when torch finds
+    """Whether the fake value of a view without elements lies elsewhere than its operand, as it does when torch finds
     it in its cache."""
     if node.target not in EMPTY_VIEWS:
         return False
@@ -255,7 +259,7 @@ class Asked:
             return None
         try:
             placed = Placed(self.sizes.indices(value.shape), self.sizes.indices(value.stride()))
-            return (tuple(value.stride()),) if is_dense(placed) else None
+            return (tuple(value.stride()),) if is_surely_dense(placed) else None
         except (Undecided, UnknownSize):
             return None
 
@@ -372,7 +376,7 @@ def as_in_eager() -> Iterator[None]:
 
 
 def laid_out_as(node: torch.fx.Node, strides: Sequence[Sequence[Any]], mode: Any) -> Any:
-    """A picture of a call's results with other strides, in the same memory where one is a view of an operand."""
+    """Fakes of a call's results with other strides, in the same memory where one is a view of an operand."""
     wanted = iter(strides)
 
     def laid_out(out: Any) -> Any:

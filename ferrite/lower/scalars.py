@@ -79,16 +79,16 @@ def computed_size(ctx: Builder, value: torch.SymInt) -> Index:
     return size
 
 
-def number_input(ctx: Builder, name: str, picture: Any) -> Expr:
+def number_input(ctx: Builder, name: str, fake: Any) -> Expr:
     """A fraction or a truth that comes in from outside, as an element of memory."""
-    dtype = B8 if isinstance(picture, torch.SymBool) else F64
+    dtype = B8 if isinstance(fake, torch.SymBool) else F64
     box = Box((), dtype, torch.device("cpu"))
     box.buffer = ctx.new_buffer(box)
     made = (("dtype", Literal(str(dtype))),)
     ctx.add(Call("aten.scalar_tensor.default", (Constant(name),), made, (box.buffer,), reason="a number from outside"))
     element = box.at(())
-    if isinstance(picture, (torch.SymFloat, torch.SymBool)):
-        remember(ctx, element, picture)
+    if isinstance(fake, (torch.SymFloat, torch.SymBool)):
+        remember(ctx, element, fake)
     return element
 
 
@@ -114,10 +114,10 @@ def on_the_host(ctx: Builder, value: Expr) -> Expr:
     return index_value(bits) if value.dtype == I64 else op("ne", index_value(bits), const(0, I64), dtype=B8)
 
 
-def remember(ctx: Builder, number: Expr, picture: Any) -> None:
+def remember(ctx: Builder, number: Expr, fake: Any) -> None:
     """A number that is no index, under torch's name for it, if it has one of its own."""
-    ctx.numbers[number] = picture
-    symbol = torch_api.expression(picture)
+    ctx.numbers[number] = fake
+    symbol = torch_api.expression(fake)
     if symbol.is_Symbol:
         ctx.symbols[str(symbol)] = number
 

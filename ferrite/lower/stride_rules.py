@@ -36,6 +36,11 @@ LIKE = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_li
 ASKED = frozenset(
     {
         *(aten._softmax, aten._log_softmax, aten.native_group_norm, aten.tril, aten.triu),
+        *(aten._softmax_backward_data, aten._log_softmax_backward_data, aten.log_sigmoid_backward),
+        *(aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss, aten.soft_margin_loss, aten.binary_cross_entropy),
+        *(aten.mse_loss_backward, aten.smooth_l1_loss_backward, aten.huber_loss_backward),
+        *(aten.soft_margin_loss_backward, aten.binary_cross_entropy_backward),
+        *(aten.glu, aten.glu_backward, aten._prelu_kernel_backward, aten.channel_shuffle, aten.polar, aten.complex),
     }
 )
 COPIES = frozenset(
@@ -53,7 +58,8 @@ REDUCTIONS = frozenset(
 )
 CONTIGUOUS = frozenset(
     {
-        *(aten.masked_fill, aten.native_layer_norm, aten.renorm, aten.log_sigmoid_forward),
+        *(aten.masked_fill, aten.native_layer_norm, aten.native_layer_norm_backward),
+        *(aten.renorm, aten.log_sigmoid_forward),
         *(aten.index_add, aten.index_copy, aten.index_reduce, aten.scatter, aten.scatter_add, aten.scatter_reduce),
     }
 )

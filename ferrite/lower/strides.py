@@ -43,7 +43,7 @@ def by_coordinates(buffer: Buffer, value: Value) -> Strided | None:
 
 
 def by_torch(ctx: HasSizes, buffer: Buffer, value: Value, fake: torch.Tensor | None) -> Strided | None:
-    """The same, read off torch's pictures of the value and of its box. Torch knows more of symbolic sizes than can be
+    """The same, read off the fake values of the value and of its box. Torch knows more of symbolic sizes than can be
     told from coordinates: that s // (s // 2) is two, for example, and a view of that size therefore no copy."""
     base = value.box.fake
     if fake is None or base is None or fake.layout is not torch.strided or fake.dtype != base.dtype:

@@ -4,8 +4,7 @@
     eager     `eager(aten.nonzero.default, because="...")`: one call, with a reason
 
 What stands in none is composed where torch can take it apart, by operators that are lowered, and called in eager where
-not. `how_lowered` answers for
-any operator.
+not. `how_lowered` answers for any operator.
 """
 
 from __future__ import annotations

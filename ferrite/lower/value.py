@@ -20,8 +20,9 @@ Coordinates = tuple[Index, ...]
 
 
 def own_axes(sizes: Sequence[Index], name: str = "i") -> Coordinates:
-    """One axis per dimension; where a size is one, there is only zero."""
-    return tuple(ZERO if size is ONE else axis(f"{name}{place}", size) for place, size in enumerate(sizes))
+    """One axis per dimension; where a size is one, or a number from data that can be nothing else, there is only zero:
+    torch writes 1 for it in what is made of such a tensor."""
+    return tuple(ZERO if is_one(size) else axis(f"{name}{place}", size) for place, size in enumerate(sizes))
 
 
 def mapping(axes: Sequence[Index], new: Sequence[Index]) -> dict[Atom, Index]:
@@ -31,7 +32,7 @@ def mapping(axes: Sequence[Index], new: Sequence[Index]) -> dict[Atom, Index]:
 @dataclass(eq=False)
 class Box:
     """`expr` while pending, `buffer` once in memory. `strides`: where eager would put it, if that is known. `fake`:
-    torch's picture of the whole, from which those of its views are told. `bits_on`: where eager has a view of another
+    the fake value of the whole, from which those of its views are told. `bits_on`: where eager has a view of another
     tensor instead, with bits set (`conj_and_neg`).
     """
 
@@ -54,7 +55,7 @@ class Box:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """`coordinates` of the element in the box, over this tensor's own axes. `fake` is torch's picture of it."""
+    """`coordinates` of the element in the box, over this tensor's own axes. `fake` is the fake value of it."""
 
     box: Box
     sizes: Coordinates

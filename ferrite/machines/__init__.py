@@ -22,10 +22,10 @@ from ferrite.machines.beside_torch import (
     MatrixProduct,
     beside_cublas,
 )
+from ferrite.machines.by_device import MACHINES, gpu_machine, host_machine, machine_of
 from ferrite.machines.cpu import NEOVERSE_N1, XEON, Machine
 from ferrite.machines.gpu import H200, MATRIX_UNIT_BYTES, MATRIX_UNIT_SIDE, GpuMachine, MatrixSpeeds
 from ferrite.machines.gpu_attention import AttentionBlocks, AttentionMachine
-from ferrite.machines.known import MACHINES, gpu_machine, host_machine, machine_of
 from ferrite.machines.network import GroupShape, InvalidNetwork, Link, Network, fitted, network_of, parse_network
 
 __all__ = [

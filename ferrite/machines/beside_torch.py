@@ -50,6 +50,10 @@ class BesideTorch:
         """A matrix product as a kernel."""
         return Refusal("products of our own are measured on Arm, and with AVX-512 beside MKL")
 
+    def byte_product(self, given: MatrixProduct) -> Refusal | None:
+        """A matrix product of bytes as a kernel."""
+        return Refusal("products of bytes of our own are measured with AVX-512 beside oneDNN")
+
     def product_layout(self, given: MatrixProduct, copied: int) -> Refusal | None:
         """A matrix product whose factors lie along what is summed, with one of them copied so that it does not: so many
         elements for each matrix."""

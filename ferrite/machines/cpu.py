@@ -94,6 +94,10 @@ class Machine(AnyMachine):
     max_shared_panel_bytes: int = 1 << 25  # of a factor that is packed as a whole, for all threads
     products_of_an_addition: int = 2  # that take as long as one addition with its loads and stores
 
+    # Whether products of bytes have one factor without a sign: the right one is stored with 128 added to each byte, and
+    # what that adds to a row is taken from its sums. So multiplies x86; Arm multiplies numbers with signs.
+    unsigned_bytes: bool = False
+
     # --- attention: rows of a block, which share what they read of keys and values; keys that are gone through at once,
     # which cut sums: the same on every machine.
     # Queries, scores and results of a block are three tiles of 16 KiB, for rows of 64 elements. Not tried.
@@ -204,4 +208,4 @@ class Machine(AnyMachine):
 
 
 NEOVERSE_N1 = Machine()
-XEON = Machine(vector_bytes=64, depthwise=ON_X86, relu_keeps_negative_zero=True)  # with AVX-512
+XEON = Machine(vector_bytes=64, unsigned_bytes=True, depthwise=ON_X86, relu_keeps_negative_zero=True)  # with AVX-512

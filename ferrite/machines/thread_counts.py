@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from ferrite.machines.known import host_machine
+from ferrite.machines.by_device import host_machine
 
 
 def works_with_all_of_few_cores() -> bool:

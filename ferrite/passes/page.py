@@ -16,7 +16,7 @@ from pathlib import Path
 from ferrite.options import described
 from ferrite.passes import PIPELINES
 from ferrite.passes.post_grad import distributed
-from ferrite.passes.post_grad.groups import SETTINGS
+from ferrite.passes.post_grad.opt_in_rules import SETTINGS
 from ferrite.rewrite import AnyRule
 
 

@@ -6,26 +6,15 @@ import math
 from collections.abc import Iterable, Mapping
 
 from ferrite.errors import NotScheduled
-from ferrite.ir import Atom, Index, Number, Op, Symbol, evaluate, nodes_of
+from ferrite.ir import Op, nodes_of
 from ferrite.ir.program import Operation, Reduce, Scan, axes_of, reads, roots_of, writes
-from ferrite.schedule import BufferTable, bytes_at
+from ferrite.schedule import BufferTable, bytes_at, size_at
 
 Hints = Mapping[str, int]
 
 
-def size_of(index: Index, hints: Hints) -> int:
-    """NotScheduled where a symbol has no likely value."""
-
-    def value(atom: Atom) -> int:
-        if isinstance(atom, Symbol) and atom.name in hints:
-            return hints[atom.name]
-        raise NotScheduled(str(atom))
-
-    return index.value if isinstance(index, Number) else int(evaluate(index, value))
-
-
 def points_of(operation: Operation, hints: Hints) -> int:
-    return math.prod(size_of(axis.extent, hints) for axis in axes_of(operation))
+    return math.prod(size_at(axis.extent, hints) for axis in axes_of(operation))
 
 
 def flops_of(operations: Iterable[Operation], hints: Hints) -> int | None:

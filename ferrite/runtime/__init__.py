@@ -6,11 +6,10 @@ empties it, and returns the outputs in order. Holds what compiled code calls whi
 
 from ferrite.runtime.boxed import Boxed, run_in_eager
 from ferrite.runtime.code_memory import KernelStore, telling_kernels
+from ferrite.runtime.collective_times import CollectiveTimes, MeasuredCollective, MeasuredRun
 from ferrite.runtime.discard import discard
-from ferrite.runtime.exchange_times import ExchangeTimes, MeasuredCollective, MeasuredRun
 from ferrite.runtime.forks import ready_for_forks
-from ferrite.runtime.freezer import Freezer
-from ferrite.runtime.frozen import Frozen, call_frozen
+from ferrite.runtime.frozen import Freezer, Frozen, call_frozen
 from ferrite.runtime.host_code import functions_here, functions_of
 from ferrite.runtime.host_program import bytecode_of, load_host
 from ferrite.runtime.ranges import in_range, labels_of, one_by_one
@@ -19,7 +18,7 @@ from ferrite.runtime.stopwatch import least_seconds, wait_for_gpus
 
 __all__ = [
     "Boxed",
-    "ExchangeTimes",
+    "CollectiveTimes",
     "Freezer",
     "Frozen",
     "KernelStore",

@@ -15,11 +15,11 @@ from ferrite.codegen.llvm import (
     Image,
     Loaded,
     Processor,
+    executable_memory,
     host_processor,
     image_of,
     is_image,
     link,
-    memory,
     object_code,
 )
 from ferrite.errors import NotLoaded, Refusal
@@ -83,7 +83,7 @@ def refusal_of_code(name: str, code: bytes) -> Refusal | None:
 
 def loadable(code: bytes) -> bytes:
     """An image where one can be made and loaded; otherwise the object itself."""
-    if not memory.can_load():
+    if not executable_memory.can_load():
         return code
     try:
         return bytes(image_of(code))
@@ -106,4 +106,4 @@ def functions_here(names: Iterable[str]) -> dict[str, Loaded]:
 
 
 def loaded(name: str, code: bytes) -> Loaded:
-    return memory.load_image(name, Image.read(code)) if is_image(code) else link(name, code)
+    return executable_memory.load_image(name, Image.read(code)) if is_image(code) else link(name, code)

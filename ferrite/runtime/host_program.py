@@ -19,11 +19,11 @@ from ferrite.codegen import HostSource
 from ferrite.ir import Expr, Points, Symbol, advance_generator
 from ferrite.ir.program import Program, frees, interpret, leaves, operator_at, stacked
 from ferrite.runtime.boxed import Boxed, boxed
+from ferrite.runtime.collective_errors import is_collective, with_place
+from ferrite.runtime.collective_times import CollectiveTimes
 from ferrite.runtime.cpu.pages import large_on_cpu
 from ferrite.runtime.cuda.recorded import from_pool
 from ferrite.runtime.cuda.runs import arena_from
-from ferrite.runtime.exchange_errors import is_exchange, with_place
-from ferrite.runtime.exchange_times import ExchangeTimes
 from ferrite.runtime.ranges import Ranges, line_ranges, text_with_ranges
 
 _numbers = itertools.count()
@@ -37,12 +37,12 @@ def load_host(
     in_eager: Boxed | None = None,
     ranges: Ranges | None = None,
     watch: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
-    exchanges: ExchangeTimes | None = None,
+    collectives: CollectiveTimes | None = None,
 ) -> Boxed:
     """The function that the text defines. `runs`: what runs each of its tables of kernels; `objects`: what it names
     beside its inputs; `recorders`: what records and replays each of its parts; `in_eager`: what runs instead where it
     says so, operator by operator; `ranges`: runs as a profiler likes to see them; `watch`: what to call instead of an
-    operator, for those who measure; `exchanges`: told when its collectives begin and are over, if it has any."""
+    operator, for those who measure; `collectives`: told when its collectives begin and are over, if it has any."""
     filename = f"<ferrite {source.function} {next(_numbers)}>"
     empty_on_first_cuda = (
         torch_runtime.empty_on_first_cuda() if "_first_cuda(" in source.text else torch_runtime.empty_on_cuda
@@ -76,17 +76,17 @@ def load_host(
         "nan": float("nan"),
     }
     rows = source.text.split("\n")
-    exchanges = ExchangeTimes() if exchanges is None else exchanges
-    exchanges.rows = rows
-    has_exchanges = any(map(is_exchange, source.operators.values()))
+    collectives = CollectiveTimes() if collectives is None else collectives
+    collectives.rows = rows
+    has_collectives = any(map(is_collective, source.operators.values()))
     for name, path in source.operators.items():
         operator = operator_at(path)
         if not callable(operator):  # torch makes a namespace of any name
             raise TypeError(f"{path} is no operator")
         called = torch_runtime.direct_call(operator)
         called = called if watch is None else watch(called)
-        if is_exchange(path):
-            called = with_place(called, rows, source.lines, namespace, exchanges.noted)
+        if is_collective(path):
+            called = with_place(called, rows, source.lines, namespace, collectives.noted)
         namespace[name] = called
     for number, run in enumerate(runs):
         namespace[f"run_{number}"] = run
@@ -103,8 +103,8 @@ def load_host(
         raise NameError(f"the host program names {missing[0]}, which is not there")
     exec(code, namespace)
     function: Boxed = namespace[source.function]
-    if has_exchanges:
-        function = exchanges.timed(function)
+    if has_collectives:
+        function = collectives.timed(function)
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)
     name, plain_text, lines = source.function, source.text, source.lines  # the rest of a source is not held

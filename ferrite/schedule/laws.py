@@ -15,14 +15,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ferrite.ir import InvalidProgram
-from ferrite.ir.program import Attention, Compute, LoopOperation, Reduce, Scan
+from ferrite.ir.program import Attention, Compute, LoopOperation, Reduce, Scan, Sort
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.repeats import Repeat
 from ferrite.schedule.memory.arena import bytes_of, meet, spans_of
 from ferrite.schedule.schedule import Schedule
 from ferrite.schedule.steps import Launch, Run, device_type
 
-SCHEDULED = (Compute, Reduce, Scan, Attention)
+LOOPS = (Compute, Reduce, Scan, Sort, Attention)
 
 
 def verify_schedule(schedule: Schedule) -> Schedule:
@@ -37,11 +37,13 @@ def verify_schedule(schedule: Schedule) -> Schedule:
 
 
 def check_loops(schedule: Schedule) -> None:
-    wanted = Counter(each.origin for each in schedule.program.operations if isinstance(each, SCHEDULED))
+    wanted = Counter(each.origin for each in schedule.program.operations if isinstance(each, LOOPS))
     found = Counter(loop.origin for item in schedule.items for loop in loops_in(item.work))
     if wanted != found:
         lost = next(iter((wanted - found) or (found - wanted)))
-        raise InvalidProgram("S1", f"{lost} is in {found[lost]} items and {wanted[lost]} times in the program")
+        raise InvalidProgram(
+            "S1", f"{', '.join(lost.nodes)} is in {found[lost]} items and {wanted[lost]} times in the program"
+        )
 
 
 def loops_in(work: object) -> Iterator[LoopOperation]:
@@ -53,7 +55,7 @@ def loops_in(work: object) -> Iterator[LoopOperation]:
         case Launch() | Run():
             for launch in launches_in(work):
                 yield from launch.operations
-        case Compute() | Reduce() | Scan() | Attention():
+        case Compute() | Reduce() | Scan() | Sort() | Attention():
             yield work
 
 

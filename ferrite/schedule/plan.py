@@ -27,7 +27,7 @@ from ferrite.ir.program import Allocate, If, Invoke, Program, While, bodies_of, 
 from ferrite.pipeline import Fuel
 from ferrite.schedule.fusion.fuse import Order
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.neighbours import Neighbours
+from ferrite.schedule.fusion.horizontal import HorizontalFusion
 from ferrite.schedule.fusion.repeats import Repeat, Repeats
 from ferrite.schedule.laws import verify_schedule
 from ferrite.schedule.memory.arena import Arenas
@@ -86,7 +86,7 @@ def bodies(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
 
 def fuse(schedule: Schedule, fuel: Fuel, verify: bool) -> Schedule:
     ordered = Order(schedule.program, schedule.schedulings, fuel).run()
-    Neighbours(ordered.items, schedule.buffer_table, schedule.schedulings, fuel).run()
+    HorizontalFusion(ordered.items, schedule.buffer_table, schedule.schedulings, fuel).run()
     plans = {id(item.work): item.bodies for item in schedule.items if item.bodies}
     items = [
         ScheduleItem(work, ordered.not_compiled.get(place), plans.get(id(work), ()))

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from ferrite.ir.kernel import checks
 from ferrite.pipeline import Fuel
-from ferrite.schedule.fusion.neighbours import touched
+from ferrite.schedule.fusion.horizontal import touched
 from ferrite.schedule.fusion.repeats import Repeat
 from ferrite.schedule.memory.arena import exact_bytes
 from ferrite.schedule.schedule import Schedule

@@ -16,7 +16,7 @@ from ferrite.targets.executable import (
 from ferrite.targets.random_probe import random_threads
 from ferrite.targets.target import LoadedRun, Target
 from ferrite.targets.tuning import Tuner, reason_against_measuring, tuned, tuner_for, tuning_identity, where
-from ferrite.targets.watching import TuningWatcher, watched_by
+from ferrite.targets.tuning_watcher import TuningWatcher, watched_by
 
 __all__ = [
     "LoadedRun",

@@ -12,7 +12,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import SHORT_NAMES
 from ferrite.targets.trials import Stopwatch, farthest, reason_against
-from ferrite.targets.watching import watcher
+from ferrite.targets.tuning_watcher import watcher
 from ferrite.tune import CallProblem, CallTimes
 
 DTYPES = {name: dtype for dtype, name in SHORT_NAMES.items()}

@@ -26,7 +26,7 @@ from ferrite.targets.choose import Targets, reason_against_gpus, triton_is_here
 from ferrite.targets.cuda import CudaTarget, triton_version
 from ferrite.targets.target import Target
 from ferrite.targets.trials import Stopwatch, compiled_trials, farthest, reason_against
-from ferrite.targets.watching import OutOfTime, watcher
+from ferrite.targets.tuning_watcher import OutOfTime, watcher
 from ferrite.tune import (
     CallProblem,
     Found,

@@ -18,7 +18,7 @@ from ferrite.__main__ import main
 from ferrite.cache import Key, captured_key, open_store
 from ferrite.cache import rewritten_graph as captured
 from ferrite.capture import capture
-from ferrite.capture.as_data import CallDescriber, at_path, path_of, rebuilt
+from ferrite.capture.calls_as_data import CallDescriber, at_path, path_of, rebuilt
 from ferrite.capture.edits import Before, make
 from ferrite.errors import FerriteWarning, NotCached
 from ferrite.options import resolve

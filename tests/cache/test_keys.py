@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import ferrite
-from ferrite.cache import EntryStore, Key, differences, graph_key, kernel_key, keys, source_digest
+from ferrite.cache import EntryStore, Key, differences, graph_key, kernel_key, key_components, source_digest
 from ferrite.cache.graph_text import READ
 from ferrite.cache.identities import identity
 from ferrite.capture import CapturedGraph, capture
@@ -292,7 +292,7 @@ def test_the_versions_are_those_in_use(monkeypatch):
     assert plain.components["torch"].startswith(torch.__version__)
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     monkeypatch.setattr(ferrite, "__version__", "9.9.9")
-    monkeypatch.setattr(keys, "llvm_version", lambda: "llvmlite 99")
+    monkeypatch.setattr(key_components, "llvm_version", lambda: "llvmlite 99")
     assert changed(plain, key_of(scaled, X)) == ["ferrite", "llvm", "torch"]
 
 
@@ -486,7 +486,7 @@ def test_a_change_to_the_sources_is_seen(tmp_path, monkeypatch):
     package = tmp_path / "ferrite"
     shutil.copytree(ROOT / "ferrite" / "cache", package / "cache")
     (package / "__init__.py").write_text("a = 1\n")
-    monkeypatch.setattr(keys, "__file__", str(package / "cache" / "keys.py"))
+    monkeypatch.setattr(key_components, "__file__", str(package / "cache" / "key_components.py"))
     store = EntryStore(tmp_path / "artifacts", 1 << 20)
 
     def digest() -> str:

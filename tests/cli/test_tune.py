@@ -10,7 +10,7 @@ import torch
 
 from ferrite.__main__ import main
 from ferrite.targets import tuning
-from ferrite.targets.watching import OutOfTime, watcher
+from ferrite.targets.tuning_watcher import OutOfTime, watcher
 from ferrite.tune import Measured, ProductConfig, ProductProblem, Record, Where, parsed
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")

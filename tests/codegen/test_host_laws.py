@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ferrite.codegen.host import print_host
-from ferrite.codegen.host_laws import HELPERS, verify_host
-from ferrite.codegen.host_source import HostSource
+from ferrite.codegen.host.laws import HELPERS, verify_host
+from ferrite.codegen.host.printer import print_host
+from ferrite.codegen.host.source import HostSource
 from ferrite.errors import FerriteWarning
 from ferrite.ir.invalid import InvalidProgram
 from ferrite.runtime import host_program as runtime

@@ -11,7 +11,7 @@ import weakref
 import pytest
 import torch
 
-from ferrite.codegen.host_runs import KernelCall, RunTable
+from ferrite.codegen.host.runs import KernelCall, RunTable
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.driver import pack_steps
 from ferrite.codegen.llvm.entry import ENTRY, NAME, TableAddress, bound

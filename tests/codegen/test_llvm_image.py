@@ -10,8 +10,8 @@ import pytest
 from ferrite.codegen.llvm import image as images
 from ferrite.codegen.llvm.build import load, object_code
 from ferrite.codegen.llvm.emit import kernel_text
+from ferrite.codegen.llvm.executable_memory import can_load, load_image
 from ferrite.codegen.llvm.image import ARM, X86, Image, image_of, is_image
-from ferrite.codegen.llvm.memory import can_load, load_image
 from ferrite.codegen.llvm.processor import AVX2, AVX512, PORTABLE_ARM, PORTABLE_X86, host_processor
 from ferrite.errors import NotLoaded
 from ferrite.ir.kernel.parse import parse_kernel

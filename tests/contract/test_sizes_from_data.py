@@ -657,7 +657,7 @@ def reasons_for_eager() -> set[str]:
 
 
 def test_a_dimension_that_goes_where_data_make_its_size_one():
-    """Torch's picture of the squeezed result has one dimension; eager's has none where there is one element."""
+    """Torch's fake value of the squeezed result has one dimension; eager's has none where there is one element."""
 
     def fn(x):
         found = x.unique()

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import ferrite
-from ferrite.runtime.exchange_errors import collective_at
+from ferrite.runtime.collective_errors import collective_at
 from tests.compare import compile_strict, reset
 from tests.distributed.programs import c10d, reduced
 from tests.ranks import Failed, assert_none_failed, join, on_ranks, outcomes

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import ferrite
-from ferrite.runtime import ExchangeTimes
+from ferrite.runtime import CollectiveTimes
 from tests.compare import compile_strict
 from tests.distributed.programs import c10d
 from tests.ranks import on_ranks
@@ -25,7 +25,7 @@ ROWS = [
 
 
 def test_waits_are_those_of_what_they_wait_for():
-    times = ExchangeTimes(ROWS)
+    times = CollectiveTimes(ROWS)
     assert times.run() is None
     calls = [(0, 1.0, 2.0), (1, 2.0, 3.0), (2, 5.0, 9.0), (3, 9.0, 10.0), (4, 10.0, 12.0)]
     times.last = 0.5, 20.5, calls

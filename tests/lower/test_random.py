@@ -11,7 +11,7 @@ from ferrite.ir.program.loop_operations import Compute
 from ferrite.ir.program.nodes import Seeds
 from ferrite.lower.graph import lower_module
 from ferrite.lower.table import DRAWN
-from ferrite.passes.joint import randoms as randoms  # defines torch.ops.ferrite
+from ferrite.passes.joint import counter_rng as counter_rng  # defines torch.ops.ferrite
 from tests.compare import compile_strict, reset
 from tests.lower.lowered import INTERPRETER, assert_lowered, calls, programs, run, traced
 

@@ -171,7 +171,7 @@ def test_the_sign_of_zero_in_sums_and_normalised_rows(zeros: str) -> None:
 def test_a_softmax_along_a_dimension_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], dim: int
 ) -> None:
-    """Torch's picture of it passes; eager does not. Nobody asks it on a GPU."""
+    """Torch's fake value of it passes; eager does not. Nobody asks it on a GPU."""
     monkeypatch.setattr("ferrite.backend.left_to_eager", lambda gm: None)
     torch._dynamo.reset()
     compiled = torch.compile(lambda a: (a * 2).softmax(dim), backend="ferrite", options={"strict": True})

@@ -82,6 +82,27 @@ def test_the_page_about_soundness_counts_the_laws(kind, file):
     assert f"{kind}1 to {kind}{max(map(int, laws))}" in (ROOT / "docs" / "soundness.md").read_text()
 
 
+LAWS = re.compile(r"^\| ([A-Z])1 to \1(\d+) \| .* \| `([\w/]+\.py)` \| .* \| (.*) \|$", re.MULTILINE)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("kind", "count", "file", "tests"), LAWS.findall((ROOT / "docs" / "design.md").read_text()))
+def test_every_law_is_checked_and_broken_where_the_design_says(kind, count, file, tests):
+    text = (ROOT / "ferrite" / file).read_text()
+    numbered = re.findall(rf"^{kind}(\d+) ", text, re.MULTILINE)
+    assert numbered == [str(number) for number in range(1, int(count) + 1)]
+    folder = (ROOT / "ferrite" / file).parent
+    raised = {law for path in folder.rglob("*.py") for law in re.findall(rf'"{kind}(\d+)"', path.read_text())}
+    assert raised == set(numbered)
+    broken = "".join((ROOT / test).read_text() for test in re.findall(r"`(tests/.*?)`", tests))
+    assert set(re.findall(rf"\b{kind}(\d+)\b", broken)) == set(numbered)
+
+
+@pytest.mark.quick
+def test_the_design_lists_all_laws():
+    assert [kind for kind, *_ in LAWS.findall((ROOT / "docs" / "design.md").read_text())] == ["G", "P", "K", "S", "H"]
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in GENERATED], ids=lambda page: page.name)
 def test_prose_fits_into_120_columns(page):

@@ -119,7 +119,7 @@ def test_nothing_below_what_a_user_calls_asks_the_root_for_more_than_its_version
 
 
 # Packages inside of packages that have front doors of their own.
-INNER = "ir.program ir.kernel codegen.llvm codegen.triton runtime.cpu runtime.cuda schedule.cpu"
+INNER = "ir.program ir.kernel codegen.host codegen.llvm codegen.triton runtime.cpu runtime.cuda schedule.cpu"
 INNER += " schedule.gpu schedule.fusion schedule.loops schedule.memory passes.freezing passes.joint passes.post_grad"
 INNER += " passes.pre_grad diagnosis.bisect"
 INNER_DOORS = {f"ferrite.{name}" for name in INNER.split()}

@@ -19,7 +19,7 @@ from ferrite.errors import FerriteWarning, UserError
 from ferrite.graph.verify import Snapshot, count_guards, verify_graph
 from ferrite.options import Options
 from ferrite.passes.post_grad.batch_fusion import BY_NAME, RULES
-from ferrite.passes.post_grad.groups import group_batch_fusion_passes
+from ferrite.passes.post_grad.opt_in_rules import group_batch_fusion_passes
 from ferrite.pipeline import Fuel, PassContext, PassFailure, Pipeline, run_pipeline
 from ferrite.rewrite import why
 from tests.graphs import assert_metadata_is_true, assert_same_computation, operators

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ferrite.graph.verify import count_guards
 from ferrite.options import Options
 from ferrite.passes.post_grad.concats import CAT_SLICE_CAT, CAT_SPLIT, part_of_split
-from ferrite.passes.post_grad.groups import post_grad_fusions
+from ferrite.passes.post_grad.opt_in_rules import post_grad_fusions
 from ferrite.passes.post_grad.split_cat import SPLIT_CAT_GROUPS
 from ferrite.pipeline import Fuel, PassContext
 from ferrite.rewrite import apply_rules, why

@@ -12,8 +12,8 @@ import ferrite
 from ferrite.ir.philox import philox
 from ferrite.options import Options
 from ferrite.passes.joint import replace_random
+from ferrite.passes.joint.counter_rng import words
 from ferrite.passes.joint.random_ops import RANDOM_RULES
-from ferrite.passes.joint.randoms import words
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 from tests.compare import compile_strict, reset

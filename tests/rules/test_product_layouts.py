@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import ferrite
-from ferrite.cache.keys import ambient
+from ferrite.cache.key_components import ambient
 from ferrite.capture import product_libraries
 from ferrite.machines import thread_counts
 from ferrite.options import Options

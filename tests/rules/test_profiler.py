@@ -7,7 +7,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ferrite.passes.post_grad.profiler import ENTER, EXIT, remove_profiler_ops
+from ferrite.passes.post_grad.cleanup import ENTER, EXIT, erase_profiler_ranges
 
 pytestmark = pytest.mark.quick
 profiler = torch.ops.profiler
@@ -48,9 +48,9 @@ def nested_ranges(x):
 def test_ranges_go_and_nothing_else(fn, count):
     gm = trace(fn, torch.rand(3))
     assert len(ranges(gm)) == count
-    assert remove_profiler_ops(gm.graph) == count
+    assert erase_profiler_ranges(gm.graph) == count
     assert names(gm) == names(trace(plain, torch.rand(3)))  # neighbours again, as if there had been no range
-    assert remove_profiler_ops(gm.graph) == 0
+    assert erase_profiler_ranges(gm.graph) == 0
     gm.graph.lint()
     gm.recompile()
     x = torch.rand(3)
@@ -73,14 +73,14 @@ def around(graph, enter, leave, handle=None):
 def test_both_kinds_of_handle(old):
     gm = trace(plain, torch.rand(3))
     around(gm.graph, ENTER[0 if old else 1], EXIT[0 if old else 1])
-    assert remove_profiler_ops(gm.graph) == 2
+    assert erase_profiler_ranges(gm.graph) == 2
     assert not ranges(gm)
 
 
 def test_a_range_that_is_never_closed():
     gm = trace(plain, torch.rand(3))
     around(gm.graph, ENTER[1], None)
-    assert remove_profiler_ops(gm.graph) == 1
+    assert erase_profiler_ranges(gm.graph) == 1
 
 
 def test_a_handle_somebody_else_reads_keeps_its_range():
@@ -88,7 +88,7 @@ def test_a_handle_somebody_else_reads_keeps_its_range():
     handle = around(gm.graph, ENTER[0], EXIT[0])
     output = gm.graph.output_node()
     output.args = ([*output.all_input_nodes, handle],)
-    assert remove_profiler_ops(gm.graph) == 2  # the other range
+    assert erase_profiler_ranges(gm.graph) == 2  # the other range
     assert [node.target for node in ranges(gm)] == [ENTER[0], EXIT[0]]
     gm.graph.lint()
 
@@ -96,5 +96,5 @@ def test_a_handle_somebody_else_reads_keeps_its_range():
 def test_a_range_opened_outside_is_closed_inside():
     gm = trace(lambda x, handle: x.sin().cos(), torch.rand(3), torch.rand(()))
     around(gm.graph, None, EXIT[0], handle=gm.graph.find_nodes(op="placeholder")[1])
-    assert remove_profiler_ops(gm.graph) == 0
+    assert erase_profiler_ranges(gm.graph) == 0
     assert len(ranges(gm)) == 1

@@ -17,9 +17,9 @@ from ferrite.graph import fake_value
 from ferrite.graph.aliases import sharing_matrix
 from ferrite.graph.verify import Snapshot, verify_graph
 from ferrite.options import Options
+from ferrite.passes.post_grad.byte_ranges import EVERYTHING, LastAccess, Span
 from ferrite.passes.post_grad.higher_order import decompose_auto_functionalized
-from ferrite.passes.post_grad.memory import each_element_once
-from ferrite.passes.post_grad.ranges import EVERYTHING, LastAccess, Span
+from ferrite.passes.post_grad.overwriting import each_element_once
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.pipeline import PassContext, Pipeline, graph_pass, run_pipeline
 from tests.compare import assert_same_as_eager
@@ -978,7 +978,7 @@ def test_overlap_is_told_from_strides():
 
 def test_decisions_do_not_walk_the_views(monkeypatch):
     """Many views of one buffer that is written many times: the alias classes are asked for once per node."""
-    from ferrite.passes.post_grad import memory
+    from ferrite.passes.post_grad import overwriting
 
     def work(count: int) -> int:
         def fn(x, i, v):
@@ -990,10 +990,12 @@ def test_decisions_do_not_walk_the_views(monkeypatch):
 
         gm = make_fx(fn, tracing_mode="fake")(X, INDEX, X[0])
         calls = []
-        inner = memory.any_within
-        monkeypatch.setattr(memory, "any_within", lambda *args, **kwargs: (calls.append(1), inner(*args, **kwargs))[1])
+        inner = overwriting.any_within
+        monkeypatch.setattr(
+            overwriting, "any_within", lambda *args, **kwargs: (calls.append(1), inner(*args, **kwargs))[1]
+        )
         reinplace_inplaceable_ops(gm)
-        monkeypatch.setattr(memory, "any_within", inner)
+        monkeypatch.setattr(overwriting, "any_within", inner)
         assert target_names(gm).count("aten.index_put_.default") == count
         return len(calls)
 
@@ -1002,7 +1004,7 @@ def test_decisions_do_not_walk_the_views(monkeypatch):
 
 def test_overlap_is_not_asked_of_every_pair_of_views(monkeypatch):
     """Many parts of one buffer, each written and each read later than the others."""
-    from ferrite.passes.post_grad import ranges
+    from ferrite.passes.post_grad import byte_ranges
 
     def work(count: int) -> int:
         def fn(x, i, v):
@@ -1012,10 +1014,10 @@ def test_overlap_is_not_asked_of_every_pair_of_views(monkeypatch):
 
         gm = make_fx(fn, tracing_mode="fake")(torch.rand(count, 4), INDEX[:1], VALUE)
         steps = []
-        inner = ranges.upwards
-        monkeypatch.setattr(ranges, "upwards", lambda block: (steps.append(1), inner(block))[1])
+        inner = byte_ranges.upwards
+        monkeypatch.setattr(byte_ranges, "upwards", lambda block: (steps.append(1), inner(block))[1])
         reinplace_inplaceable_ops(gm)
-        monkeypatch.setattr(ranges, "upwards", inner)
+        monkeypatch.setattr(byte_ranges, "upwards", inner)
         assert target_names(gm).count("aten.index_put_.default") == count
         return len(steps)
 

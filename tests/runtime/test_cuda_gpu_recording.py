@@ -372,7 +372,7 @@ def test_numbers_on_the_cpu_are_not_recorded():
 
 def test_a_capture_that_fails(monkeypatch):
     """It runs as it is, from then on, and random numbers go on."""
-    monkeypatch.setattr("ferrite.codegen.host_recording.WAITING", re.compile("never"))
+    monkeypatch.setattr("ferrite.codegen.host.recording.WAITING", re.compile("never"))
     monkeypatch.setattr("ferrite.capture.torch_api.is_unsafe_to_record", lambda name: False)
 
     def function(x):

@@ -14,7 +14,7 @@ from ferrite.schedule.steps import Run
 from tests.gpu_plans import assert_as_eager, lowered, plan_of, scheduling
 from tests.schedule.plans import plan_of as plan_for_a_processor
 from tests.schedule.test_grouping import problems
-from tests.schedule.test_neighbours import PIECES
+from tests.schedule.test_horizontal import PIECES
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 torch.manual_seed(0)

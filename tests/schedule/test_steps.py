@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ferrite.ir.invalid import InvalidProgram
+from ferrite.ir.program import Sort
 from ferrite.lower.graph import lower_module
 from ferrite.pipeline import Fuel
 from ferrite.schedule.laws import verify_schedule
@@ -70,6 +71,16 @@ def test_a_broken_law_is_cited():
     for law, change in cases.items():
         with pytest.raises(InvalidProgram, match=f"law {law}"):
             verify_schedule(broken(seen, change))
+
+
+def test_a_sort_that_is_lost_is_named():
+    program = lower_module(traced(lambda x: (x.sort(-1).values * 2).sin(), torch.randn(4, 5))).program
+    seen = {}
+    make_plan(program, {"cpu": CPU.scheduling}, verify=True, observe=seen.__setitem__)
+    items = seen["finish"].items
+    (sort,) = (item for item in items if isinstance(item.work, Sort))
+    with pytest.raises(InvalidProgram, match="law S1: sort is in 0 items"):
+        verify_schedule(replace(seen["finish"], items=tuple(item for item in items if item is not sort)))
 
 
 def test_two_storages_at_the_same_bytes_at_once_are_named():

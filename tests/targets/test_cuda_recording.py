@@ -26,7 +26,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, fresh_compiler: None):
 
     target = SimulatedTarget()
     monkeypatch.setattr("ferrite.backend.targets_for", lambda options, devices: {"cpu": target})
-    monkeypatch.setattr("ferrite.codegen.host_recording.MIN_LAUNCHES", 1)
+    monkeypatch.setattr("ferrite.codegen.host.recording.MIN_LAUNCHES", 1)
     return target
 
 
@@ -538,7 +538,7 @@ def test_a_recording_of_the_users_own_has_no_other_inside(gpu):
 
 
 def test_small_parts_are_not_worth_it(gpu, monkeypatch):
-    monkeypatch.setattr("ferrite.codegen.host_recording.MIN_LAUNCHES", 3)
+    monkeypatch.setattr("ferrite.codegen.host.recording.MIN_LAUNCHES", 3)
     f, x = compiled(lambda x: x * 2 + 1), torch.randn(4)
     assert_same(f(x), x * 2 + 1)
     assert ferrite.last_compile().not_recorded[0].startswith("too few launches to record: 1")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ferrite.codegen.host_runs import KernelCall, RunTable
+from ferrite.codegen.host.runs import KernelCall, RunTable
 from ferrite.errors import Refusal
 from ferrite.ir import Index
 from ferrite.ir.kernel.interpret import run_kernel

@@ -9,9 +9,9 @@ from ferrite.codegen.llvm.checks import DIVISION, OUT_OF_MEMORY
 from ferrite.codegen.llvm.driver import pack_steps
 from ferrite.codegen.llvm.emit import kernel_rows, kernel_text, unsupported
 from ferrite.codegen.llvm.entry import TableAddress, bound
+from ferrite.codegen.llvm.executable_memory import Loaded
 from ferrite.codegen.llvm.image import Image, image_of, is_image
 from ferrite.codegen.llvm.launches import LaunchStep, pack_launches
-from ferrite.codegen.llvm.memory import Loaded
 from ferrite.codegen.llvm.processor import Processor, host_processor, machine_text
 from ferrite.codegen.llvm.runtime_symbols import openmp_library
 from ferrite.codegen.llvm.types import is_narrow

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import torch
 
+from ferrite.codegen.llvm.addresses import Address, Addresses, flat_index
 from ferrite.codegen.llvm.atomics import combine, combine_atomically
 from ferrite.codegen.llvm.bounds import ZERO_BYTES, ZEROS, inside
 from ferrite.codegen.llvm.emission import AxisValue, Emission, Value
 from ferrite.codegen.llvm.indices import LaneIndex
 from ferrite.codegen.llvm.operators import Words
-from ferrite.codegen.llvm.places import Address, Addresses, flat_index
 from ferrite.codegen.llvm.types import BYTES, MEMORY, vector
 from ferrite.ir import Axis, Load
 from ferrite.ir.kernel import Prefetch, Store
 
+WORD_BYTES = 4
 CACHE_LINE_BYTES = 64  # bytes that come from memory together, on all processors of today
 
 
@@ -31,6 +32,11 @@ class LoadsAndStores:
             return self.as_register(self.loaded_at_once(node, steps, element), node.dtype)
         places = self.places.of(memory, node.coordinates, element)
         return self.as_register(self.loaded(node.buffer, places, element), node.dtype)
+
+    def load_word(self, first: Load) -> Value:
+        """Four bytes side by side, of which this is the first."""
+        places = self.places.of(self.e.memory[first.buffer], first.coordinates, MEMORY[first.dtype], WORD_BYTES)
+        return self.loaded(first.buffer, places, "i32")
 
     def loaded_at_once(self, node: Load, steps: Axis, element: str) -> Value:
         """What the steps of a loop that is written out read one after the other: a vector, read once for all."""
@@ -107,7 +113,8 @@ class LoadsAndStores:
         function, type_ = self.e.function, vector(element, lanes)
         floor = function.floor(buffer)
         pointer = inside(self.e, buffer, pointer, element, lanes, False, floor)
-        text = f"load {type_}, ptr {pointer}, align {BYTES[element]}"
+        align = min(BYTES[element], BYTES[self.e.memory[buffer].element])  # words lie wherever bytes do
+        text = f"load {type_}, ptr {pointer}, align {align}"
         key = f"{text} {buffer} {self.e.memory[buffer].version}"
         return function.op(text, pointer, floor=floor, key=key)
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ferrite.codegen.llvm.byte_dots import dot_added
 from ferrite.codegen.llvm.emission import Emission, Value
 from ferrite.codegen.llvm.expressions import Expressions
 from ferrite.codegen.llvm.function import Code
 from ferrite.codegen.llvm.operators import is_float
 from ferrite.codegen.llvm.types import REGISTER, vector
-from ferrite.ir import STATES, Const, Expr, Op, Param, const, nodes_of, op, params, with_parts
+from ferrite.ir import DOTS, STATES, Const, Expr, Op, Param, const, nodes_of, op, params, with_parts
 from ferrite.ir.kernel import OWN, State, Update
 
 
@@ -126,10 +127,16 @@ class Accumulators:
             factors = [self.expressions.value(item) for item in values[0].args]
             fused = op("fma", *params((values[0].dtype,) * 3))
             return self.expressions.with_params([fused], [*factors, *old])
+        if opened.state.kind == "sum" and isinstance(dot := values[0], Op) and dot.name in DOTS:
+            factors = self.expressions.values(*dot.operands)
+            return [self.e.map("i32", [*old, *factors], functools.partial(self.dot_added, dot.name))]
         made = self.expressions.values(*values)
         if len(made) != len(rule.dtypes):
             made = self.expressions.with_params(rule.lift, made)
         return self.expressions.with_params(rule.combine, [*old, *made])
+
+    def dot_added(self, name: str, lanes: int, total: str, left: str, right: str) -> str:
+        return dot_added(self.e, name, lanes, total, left, right)
 
     def current(self, opened: Open, lanes: int, copies: int) -> list[Value]:
         """What the accumulators hold now, for every copy."""

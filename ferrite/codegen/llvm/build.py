@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from ferrite.codegen.llvm.memory import Loaded
+from ferrite.codegen.llvm.executable_memory import Loaded
 from ferrite.codegen.llvm.processor import Processor, host_processor
 from ferrite.codegen.llvm.runtime_symbols import PARALLEL, runtime_symbols
 

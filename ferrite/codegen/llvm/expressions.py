@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ferrite.codegen.llvm import integer_division  # noqa: F401  (it adds its rows)
+from ferrite.codegen.llvm import byte_dots, integer_division  # noqa: F401  (they add their rows)
 from ferrite.codegen.llvm.access import LoadsAndStores
+from ferrite.codegen.llvm.addresses import Addresses, flat_index
 from ferrite.codegen.llvm.casts import cast
 from ferrite.codegen.llvm.checks import stop_where
 from ferrite.codegen.llvm.emission import Emission, Value
 from ferrite.codegen.llvm.indices import Indices, factor_of
 from ferrite.codegen.llvm.math import calls  # noqa: F401  (it adds its rows)
 from ferrite.codegen.llvm.operators import ROWS, Words, is_float
-from ferrite.codegen.llvm.places import Addresses
 from ferrite.codegen.llvm.random_numbers import WORDS, random_row, random_value
 from ferrite.codegen.llvm.types import REGISTER, literal
 from ferrite.ir import (
@@ -37,6 +37,7 @@ from ferrite.ir import (
     indices_of,
     interval,
     is_below_extent,
+    number,
 )
 from ferrite.ir.kernel import Notes
 
@@ -99,6 +100,8 @@ class Expressions:
         """What is evaluated before a node; what stands under a mask has to wait for the mask."""
         if isinstance(item, Masked):
             return (item.mask, item.other)
+        if self.is_word(item):
+            return ()
         inside = [value for index in indices_of(item) for value in data_of(index)]
         return (*inside, *item.args) if inside else item.args
 
@@ -153,7 +156,26 @@ class Expressions:
             return False
         return factor_of(counter, axis) is ONE and (counter - axis) % WORDS is ZERO
 
+    def is_word(self, item: Expr) -> bool:
+        """Whether it is four bytes that lie side by side in memory: they are loaded as the word that they are."""
+        if not isinstance(item, Op) or item.name != "pack_bytes" or self.e.mask is not None:
+            return False
+        first = item.operands[0]
+        if not isinstance(first, Load) or any(map(data_of, first.coordinates)):
+            return False
+        memory = self.e.memory[first.buffer]
+        return all(
+            isinstance(each, Load)
+            and each.buffer == first.buffer
+            and flat_index(memory, each.coordinates) - flat_index(memory, first.coordinates) is number(place)
+            for place, each in enumerate(item.operands)
+        )
+
     def operator(self, item: Op) -> Value:
+        if self.is_word(item):
+            (first, *_) = item.operands
+            assert isinstance(first, Load)
+            return self.access.load_word(first)
         e, values = self.e, [self.memo[operand] for operand in item.operands]
         if item.name == "where":
             return self.chosen(*values)

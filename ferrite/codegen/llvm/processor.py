@@ -7,7 +7,8 @@ import hashlib
 import importlib.util
 import platform
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Processor:
 
     `saturates`: what a conversion from float to integer gives where the number does not fit: the nearest there is (0
     for NaN), or the least integer. `destroys_addend`: a multiply-add leaves its result where the addend was.
-    `registers`: for vectors.
+    `registers`: for vectors. `byte_dots`: the instruction that adds four products of bytes to each sum: of unsigned
+    with signed ones (x86, "vnni"), of signed ones (Arm, "dotprod"), or none.
     """
 
     name: str
@@ -28,10 +30,12 @@ class Processor:
     saturates: bool = False
     destroys_addend: bool = False
     registers: int = 16
+    byte_dots: Literal["vnni", "dotprod"] | None = None
 
 
 AVX2 = Processor("avx2", "x86_64-unknown-linux-gnu", "haswell", "", 8)
 AVX512 = Processor("avx512", "x86_64-unknown-linux-gnu", "skylake-avx512", "-prefer-256-bit", 16, registers=32)
+AVX512_VNNI = replace(AVX512, name="avx512-vnni", cpu="cascadelake", byte_dots="vnni")
 PORTABLE_X86 = Processor("portable-x86", "x86_64-unknown-linux-gnu", "x86-64", "", 4, half=False)
 PORTABLE_ARM = Processor(
     "portable-arm",
@@ -43,7 +47,7 @@ PORTABLE_ARM = Processor(
     destroys_addend=True,
     registers=32,
 )
-PROCESSORS = {each.name: each for each in (AVX2, AVX512, PORTABLE_X86, PORTABLE_ARM)}
+PROCESSORS = {each.name: each for each in (AVX2, AVX512, AVX512_VNNI, PORTABLE_X86, PORTABLE_ARM)}
 
 
 @functools.cache
@@ -72,7 +76,16 @@ def host_processor() -> Processor:
         saturates=arm,
         destroys_addend=arm,
         registers=32 if arm or lanes == 16 else 16,
+        byte_dots=byte_dots(features, lanes),
     )
+
+
+def byte_dots(features: set[str], lanes: int) -> Literal["vnni", "dotprod"] | None:
+    """On x86 there are two extensions with the same instruction: one of vectors of 512 bits, one of shorter ones."""
+    if "dotprod" in features:
+        return "dotprod"
+    has_long = lanes == 16 and "avx512vnni" in features
+    return "vnni" if has_long or (lanes == 8 and "avxvnni" in features) else None
 
 
 @functools.cache

@@ -4,8 +4,8 @@ In: a kernel that keeps its laws. Out: a Python module with one Triton function,
 there is none. Nothing here imports Triton but `run`, when it runs.
 """
 
+from ferrite.codegen.triton.divisibility import row_strides
 from ferrite.codegen.triton.emit import fixed_launch, kernel_rows, kernel_source, launch_of, unsupported, written
-from ferrite.codegen.triton.even import row_strides
 from ferrite.codegen.triton.grouped import table_lengths, table_words, writer_source, written_at_once
 from ferrite.codegen.triton.launch import ALIGNMENT, DESCRIPTOR_BYTES, DESCRIPTORS, FAILURE_WORDS, OPTIONS, LaunchConfig
 from ferrite.codegen.triton.support import unsupported_operation

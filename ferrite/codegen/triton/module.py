@@ -14,8 +14,8 @@ import torch
 
 from ferrite.codegen.triton.helpers import HELPERS
 from ferrite.codegen.triton.indices import INDEX, WIDE, widened
+from ferrite.codegen.triton.interleaved_loads import Pair
 from ferrite.codegen.triton.launch import ALIGNMENT, DESCRIPTORS, NARROW, Block
-from ferrite.codegen.triton.pairs import Pair
 from ferrite.ir import Atom, Axis, Const, Data, Expr, Index, Load, Number, Symbol
 from ferrite.ir.kernel import Loop, Notes
 

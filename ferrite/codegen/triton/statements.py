@@ -15,14 +15,14 @@ from typing import Any
 from ferrite.codegen.triton.attention import print_attention
 from ferrite.codegen.triton.barriers import Barriers
 from ferrite.codegen.triton.descriptors import described
-from ferrite.codegen.triton.even import even_products, partly_even
+from ferrite.codegen.triton.divisibility import even_products, partly_even
 from ferrite.codegen.triton.grid import MAX_BLOCK_ELEMENTS, Spread, block_limit, spread_loops
 from ferrite.codegen.triton.grouped import print_choice
 from ferrite.codegen.triton.indices import INDEX, WIDE, Reaches, is_narrow
+from ferrite.codegen.triton.interleaved_loads import pairs_in
 from ferrite.codegen.triton.launch import DESCRIPTORS, EVEN, EVEN_ELEMENTS, NARROW, Block, power_of_two
 from ferrite.codegen.triton.module import EVICT_FIRST, INDENT, BlockAxis, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import filled, is_at_least_one, is_product, type_name
-from ferrite.codegen.triton.pairs import pairs_in
 from ferrite.codegen.triton.products import BlockProduct, block_product, factor
 from ferrite.codegen.triton.rounding import all_are_rounded, exact_values, powers_beside_one
 from ferrite.codegen.triton.states import Accumulators

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ferrite.codegen.triton.indices import WIDE, IndexText, is_narrow
+from ferrite.codegen.triton.interleaved_loads import Pair
 from ferrite.codegen.triton.launch import Block
 from ferrite.codegen.triton.module import NO_DIMS, BlockAxis, Dims, Known, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import (
@@ -20,7 +21,6 @@ from ferrite.codegen.triton.operators import (
     plain_number,
     rounds_apart,
 )
-from ferrite.codegen.triton.pairs import Pair
 from ferrite.errors import NotGenerated
 from ferrite.ir import (
     DIGITS,

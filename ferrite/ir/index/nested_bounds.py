@@ -53,7 +53,7 @@ class _Proof:
 
     def by_cases(self, index: Index) -> bool:
         """A minimum or maximum is what it chooses from: first the one with most inside, which may take others away."""
-        choices = [(item, factor) for item, factor in _terms(index) if isinstance(item, Min | Max)]
+        choices = [(item, factor) for item, factor in terms_of(index) if isinstance(item, Min | Max)]
         if not choices:
             return False
         item, factor = max(choices, key=lambda term: len(term[0].text))
@@ -67,12 +67,12 @@ class _Proof:
 
     def by_axis(self, index: Index) -> bool:
         """The innermost axis is where it makes the index smallest, and those around it are as they were."""
-        inside = [atom for item, _ in _terms(index) for atom in parts_of(item) if isinstance(atom, Axis)]
+        inside = [atom for item, _ in terms_of(index) for atom in parts_of(item) if isinstance(atom, Axis)]
         if not inside:
             return False
         inner = max(inside, key=_depth)
         parts: list[tuple[Index, int]] = [(index, 1)]
-        for item, factor in _terms(index):
+        for item, factor in terms_of(index):
             others = list(parts_of(item))
             if inner not in others:
                 if inner in item.atoms:
@@ -87,7 +87,7 @@ class _Proof:
         return self.found(add(parts))
 
 
-def _terms(index: Index) -> tuple[tuple[Index, int], ...]:
+def terms_of(index: Index) -> tuple[tuple[Index, int], ...]:
     return index.terms if isinstance(index, Sum) else ((index, 1),)
 
 

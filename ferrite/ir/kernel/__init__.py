@@ -1,7 +1,7 @@
 """Kernels, the *how* of a piece of a program: loops, tiles, accumulators. Nodes, text, laws, meaning, one form."""
 
-from ferrite.ir.kernel.apart import keeps_apart
 from ferrite.ir.kernel.canonical import canonical
+from ferrite.ir.kernel.distinct_places import keeps_apart
 from ferrite.ir.kernel.laws import verify_kernel
 from ferrite.ir.kernel.nodes import (
     INDEPENDENT,

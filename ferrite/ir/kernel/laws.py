@@ -35,7 +35,7 @@ from ferrite.ir.expr_laws import wrong_data, wrong_type
 from ferrite.ir.index.algebra import ZERO, Axis, Index, Number, Symbol
 from ferrite.ir.index.nested_bounds import inside_in_loops
 from ferrite.ir.invalid import InvalidProgram
-from ferrite.ir.kernel.apart import keeps_apart
+from ferrite.ir.kernel.distinct_places import keeps_apart
 from ferrite.ir.kernel.nodes import (
     INDEPENDENT,
     OWN,

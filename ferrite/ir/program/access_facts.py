@@ -23,7 +23,7 @@ from typing import Literal as OneOf
 
 from ferrite.ir.expr import Const, Data, Expr, IndexValue, Load, Masked, Op, data_atoms, indices_of
 from ferrite.ir.index.algebra import ZERO, FloorDiv, Index, Sum, add, axis, largest_item, number, positive, smallest
-from ferrite.ir.index.nested_bounds import never_negative_in_loops
+from ferrite.ir.index.nested_bounds import never_negative_in_loops, terms_of
 from ferrite.ir.index.substitution import substitute
 from ferrite.ir.intervals import is_below_extent
 from ferrite.ir.program.nodes import Buffer, If, Invoke, Operation, Program, While
@@ -128,10 +128,6 @@ def times_in(condition: Index, end: Index) -> int:
         if mine.get(item, 0) % factor == 0 and mine.get(item, 0) // factor > 0:
             return mine[item] // factor
     return 0
-
-
-def terms_of(index: Index) -> tuple[tuple[Index, int], ...]:
-    return index.terms if isinstance(index, Sum) else ((index, 1),)
 
 
 def least(index: Index) -> Index:

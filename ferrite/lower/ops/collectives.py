@@ -1,4 +1,4 @@
-"""Exchanges between processes: one operation begins them, another waits. In between, their memory is theirs."""
+"""Collectives between processes: one operation begins them, another waits. In between, their memory is theirs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ferrite.capture import torch_api, torch_operators
 from ferrite.ir.program import Call, Collective, Ref, Wait, reads, writes
-from ferrite.lower.arguments import strided_picture
+from ferrite.lower.arguments import strided_fake
 from ferrite.lower.builder import Builder
 from ferrite.lower.calls import eager_call, flat
 from ferrite.lower.memory import buffer_of
@@ -35,23 +35,23 @@ def begin(ctx: Builder, target: Any, args: Sequence[Any], kwargs: Mapping[str, A
     started = next(item for item in reversed(ctx.operations) if isinstance(item, Collective))
     in_exchange = {ctx.buffers[access.buffer].storage for access in (*reads(started), *writes(started))}
     results = {ctx.buffers[ctx.realise(value.box)].storage for value in flat(values) if isinstance(value, Value)}
-    ctx.exchanges.append(PendingCollective(in_exchange, results))
+    ctx.pending_collectives.append(PendingCollective(in_exchange, results))
     return values
 
 
 def wait(ctx: Builder, target: Any, tensor: Value) -> Value:
-    """The same tensor, which may be used from here on; what no other exchange holds is free again."""
-    name = buffer_of(ctx, tensor, strided_picture(tensor))
+    """The same tensor, which may be used from here on; what no other collective holds is free again."""
+    name = buffer_of(ctx, tensor, strided_fake(tensor))
     storage = ctx.buffers[name].storage
     freed: set[str] = set()
-    for exchange in ctx.exchanges:
-        if storage in exchange.results:
-            exchange.results.remove(storage)
-            freed |= {storage} if exchange.results else exchange.operands
-    ctx.exchanges = [each for each in ctx.exchanges if each.results]
-    for exchange in ctx.exchanges:
-        exchange.operands.discard(storage)  # of several results, one that is done
-    in_exchange = {each for exchange in ctx.exchanges for each in exchange.operands | exchange.results}
+    for pending in ctx.pending_collectives:
+        if storage in pending.results:
+            pending.results.remove(storage)
+            freed |= {storage} if pending.results else pending.operands
+    ctx.pending_collectives = [each for each in ctx.pending_collectives if each.results]
+    for pending in ctx.pending_collectives:
+        pending.operands.discard(storage)  # of several results, one that is done
+    in_exchange = {each for pending in ctx.pending_collectives for each in pending.operands | pending.results}
     where = torch_api.operator_name(target)
     assert where is not None
     call = Call(where, (Ref(name),), (), (None,), writes=(name,), effect="collective", reason=WHY, origin=ctx.origin)

@@ -19,7 +19,7 @@ from ferrite.lower.memory import wanted_strides
 from ferrite.lower.ops.conditions import all_inside, guarded
 from ferrite.lower.ops.views import dim_of, flattened, put, reshaped
 from ferrite.lower.table import lowers
-from ferrite.lower.value import Box, Value, own_axes, whole
+from ferrite.lower.value import Box, Value, is_one, own_axes, whole
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -92,7 +92,7 @@ def roll(ctx: Builder, x: Value, shifts: Sequence[Index | int], dims: Sequence[i
 
 def shifted(x: Value, at: int, by: Index) -> Value:
     axes, size = own_axes(x.sizes), x.sizes[at]
-    return x if size in (ONE, ZERO) else x.view(x.sizes, put(axes, at, (axes[at] - by) % size))
+    return x if is_one(size) or size is ZERO else x.view(x.sizes, put(axes, at, (axes[at] - by) % size))
 
 
 @lowers(aten.flip.default)

@@ -99,7 +99,7 @@ class Depthwise(Window):
         groups: Any,
         output_padding: Any,
     ) -> None:
-        """`result`: torch's picture of what is computed. Of a padding of the output only transposed ones know."""
+        """`result`: torch's fake value of what is computed. Of a padding of the output only transposed ones know."""
         many = constant_value(total(weight.sizes[2:]))
         if transposed or weight.sizes[1] is not ONE or weight.sizes[0] is not ctx.index(groups):
             raise NotLowered("convolution: a kernel of torch")

@@ -206,8 +206,3 @@ def in_range(value: int | None, low: int | None, high: int | None) -> bool:
 @lowers(aten._assert_tensor_metadata.default)
 def assert_tensor_metadata(ctx: Builder, **operands: Any) -> None:
     """Sizes, strides, type and device were compared while tracing, and the guards keep them."""
-
-
-@lowers(aten._make_dep_token.default)
-def make_dep_token(ctx: Builder, **operands: Any) -> Value:
-    return ctx.fill(ctx.out_sizes, 0, ctx.out_dtype, ctx.out.device)

@@ -21,14 +21,14 @@ from ferrite.lower.ops.control import invoke, lowers_higher_order
 from ferrite.lower.table import eager, lowers
 from ferrite.lower.value import Value
 
-prims = torch.ops.prims
+aten, prims = torch.ops.aten, torch.ops.prims
 
 
 # --- effects in order -------------------------------------------------------------------------------------------------
 
 
-@lowers(prims._make_token.default)
-def make_token(ctx: Builder) -> Value:
+@lowers(prims._make_token.default, aten._make_dep_token.default)
+def make_token(ctx: Builder, **operands: Any) -> Value:
     return ctx.fill(ctx.out_sizes, 0, ctx.out_dtype, ctx.out.device)
 
 

@@ -57,7 +57,7 @@ def _foreach(overload: Any, single: Any) -> None:
             target = args["x"][place] if isinstance(args["x"], list) else None
             ctx.out = target.fake if writes and target is not None else outs[place]
             if ctx.out is None:
-                raise NotLowered("a list of tensors that torch has no picture of")
+                raise NotLowered("a list of tensors that torch has no fake value of")
             value = one(ctx, **by_name(names, given, single))
             results.append(write_into(ctx, target, value) if writes and target is not None else value)
         ctx.out = outs

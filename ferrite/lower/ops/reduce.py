@@ -28,7 +28,7 @@ def reduced_dims(x: Value, dim: Any) -> list[int]:
         return list(range(x.rank))
     dims = dim if isinstance(dim, (list, tuple)) else [dim]
     if any(not -max(x.rank, 1) <= each < max(x.rank, 1) for each in dims):
-        raise NotLowered("eager refuses a dimension that is not there")  # torch's picture of a softmax takes any
+        raise NotLowered("eager refuses a dimension that is not there")  # torch's fake value of a softmax takes any
     return sorted({dim_of(each, x.rank) for each in dims}) if x.rank else []
 
 

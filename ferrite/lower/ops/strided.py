@@ -72,7 +72,7 @@ def strided_view(
 
 def is_beyond(ctx: Builder, x: Value, size: Sequence[Number], stride: Sequence[Number], offset: Number | None) -> bool:
     """Whether a view reaches behind the end of the memory that `x` is known to lie in. (The storages of torch's
-    pictures grow with every view of them, and do not tell.)"""
+    fake tensors grow with every view of them, and do not tell.)"""
     if x.fake is None:
         return False
     begins = ctx.sizes.index(x.fake.storage_offset())
@@ -251,7 +251,7 @@ def diagonal_part(sizes: Sequence[Index], offset: int, dim1: int, dim2: int) -> 
     return StridedPart(every(starts, same(axes[second], axes[first] + offset)), [*rest, along])
 
 
-def must_fit(operator: Any, x: Value, src: Value, *given: Any) -> None:
+def require_fit(operator: Any, x: Value, src: Value, *given: Any) -> None:
     sizes, part = ([constant_value(size) for size in each.sizes] for each in (x, src))
     if eager_refuses(operator, sizes, part, given):
         raise NotLowered("the part that is written has other sizes, or is none: eager refuses it")
@@ -261,7 +261,7 @@ def must_fit(operator: Any, x: Value, src: Value, *given: Any) -> None:
 def slice_scatter(
     ctx: Builder, x: Value, src: Value, dim: int, start: Number | None, end: Number | None, step: Number
 ) -> Value:
-    must_fit(aten.slice_scatter.default, x, src, dim, start, end, step)
+    require_fit(aten.slice_scatter.default, x, src, dim, start, end, step)
     at = dim_of(dim, x.rank)
     size = x.sizes[at]
     begin = start_of(ctx, start, size)
@@ -281,7 +281,7 @@ def slice_backward(
 
 @lowers(aten.select_scatter.default)
 def select_scatter(ctx: Builder, x: Value, src: Value, dim: int, index: Number) -> Value:
-    must_fit(aten.select_scatter.default, x, src, dim, index)
+    require_fit(aten.select_scatter.default, x, src, dim, index)
     if not x.rank:
         raise NotLowered("nothing can be selected from a tensor without dimensions: eager says so")
     at = dim_of(dim, x.rank)
@@ -297,7 +297,7 @@ def select_backward(ctx: Builder, grad_output: Value, input_sizes: Sequence[Numb
 
 @lowers(aten.diagonal_scatter.default)
 def diagonal_scatter(ctx: Builder, x: Value, src: Value, offset: int, dim1: int, dim2: int) -> Value:
-    must_fit(aten.diagonal_scatter.default, x, src, offset, dim1, dim2)
+    require_fit(aten.diagonal_scatter.default, x, src, offset, dim1, dim2)
     return diagonal_part(x.sizes, offset, dim1, dim2).over(ctx, src, x)
 
 

@@ -202,7 +202,7 @@ def select(ctx: Builder, x: Value, dim: int, index: Index | int) -> Value:
 
 
 def selected_place(ctx: Builder, x: Value, at: int, index: Index | int) -> Index:
-    """Where the element lies that is selected. torch's picture may not have looked whether there is one: the program
+    """Where the element lies that is selected. torch's fake value may not have looked whether there is one: the program
     does, unless the bounds of both numbers, or the guards of the graph, say so."""
     given, size = ctx.index(index), x.sizes[at]
     place = from_the_end(given, size)

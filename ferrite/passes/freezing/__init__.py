@@ -9,13 +9,13 @@ import torch
 
 from ferrite.options import Options
 from ferrite.passes.freezing.binary import binary_folding
-from ferrite.passes.freezing.cleaning import merge_equal_calls, remove_same_casts
+from ferrite.passes.freezing.cleanup import merge_equal_calls, remove_same_casts
 from ferrite.passes.freezing.fold import constant_fold, drop_unused_constants
 from ferrite.passes.freezing.inline import Inlined, inline_parameters, inlined_with_record
 from ferrite.passes.freezing.layouts import lay_out_weights, note_parameters
 from ferrite.passes.freezing.panels import store_weights_in_panels
 from ferrite.passes.freezing.siblings import merge_siblings
-from ferrite.passes.shared.doors import run_aten_stage
+from ferrite.passes.shared.run_stage import run_aten_stage
 from ferrite.pipeline import Pipeline
 
 __all__ = ["FREEZE", "Inlined", "freezing_passes", "inline_parameters", "inlined_with_record"]

@@ -1,6 +1,7 @@
 """Constant factors of products and convolutions that are kernels of our own, stored as these kernels read them.
 
     mm(x, W)            W: [768, 3072]          =>      product_of_panels(x, P, 3072)           P: [192, 768, 16]
+    _int_mm(x, W)       W: [768, 3072], bytes   =>      byte_product_of_panels(x, P, 3072)      P: [192, 192, 16, 4]
     convolution(x, W)   W: [512, 256, 3, 3]     =>      convolution_of_panels(x, P, 512)        P: [32, 3, 3, 256, 16]
 
 A kernel multiplies some columns of a matrix, or channels of a result, at a time, step by step of all sums. Where that
@@ -23,6 +24,8 @@ from ferrite.errors import Refusal
 from ferrite.graph import fake_value
 from ferrite.machines import host_machine
 from ferrite.passes.freezing.binary_cases import constant, conv, of
+from ferrite.passes.shared import byte_products
+from ferrite.passes.shared.byte_products import WORD
 from ferrite.passes.shared.constants import constant_of
 from ferrite.passes.shared.facts import transposed
 from ferrite.passes.shared.own_convolutions import as_torch_has_it, window_of
@@ -54,6 +57,28 @@ def in_panels(site: Site) -> Any:
     panels = site.constant(NAME, panels_of(weight))
     site.through(*([right] if right.op != "get_attr" else []))
     return with_bias(site, site.call(torch.ops.ferrite.product_of_panels.default, left, panels, weight.shape[1]))
+
+
+def bytes_in_panels(site: Site) -> Any:
+    left, right = site.arguments["self"], site.arguments["mat2"]
+    weight = constant_matrix(right)
+    if weight is None:
+        return Refusal("the matrix is not constant")
+    if site.options.weight_layouts == "off":
+        return Refusal("the option weight_layouts is off")
+    x = fake_value(left)
+    if (refusal := byte_products.reason_against(site, x, weight)) is not None:
+        return refusal
+    if torch_api.size_hint(x.shape[0]) < host_machine().min_layout_rows:
+        return Refusal("it has a single row")
+    if refusal := byte_products.reason_to_leave(site, x, weight, in_panels=True):
+        return refusal
+    assert site.constant is not None
+    inner, columns = weight.shape
+    panels = site.constant(NAME, panels_of_words(weight))
+    site.through(*([right] if right.op != "get_attr" else []))
+    left = byte_products.in_words(site, left, 1, inner)
+    return site.call(torch.ops.ferrite.byte_product_of_panels.default, left, panels, columns)
 
 
 def in_panels_of_channels(site: Site) -> Any:
@@ -109,6 +134,24 @@ def panels_of(weight: torch.Tensor) -> torch.Tensor:
         return found
 
 
+def panels_of_words(weight: torch.Tensor) -> torch.Tensor:
+    """The same of a matrix of bytes: four steps of a sum are a word, and lie side by side. On machines that multiply
+    bytes without a sign, with 128 added to each."""
+    machine = host_machine()
+    width = machine.panel_columns(torch.int32)
+    key = (weight.data_ptr(), weight.dtype, weight.shape, weight.stride(), width)
+    with on_real_tensors(), _lock:
+        inner, _ = weight.shape
+        words = torch.nn.functional.pad(weight, [0, 0, 0, -inner % WORD]).unflatten(0, (-1, WORD))
+        if machine.unsigned_bytes:
+            words = words.bitwise_xor(-128).view(torch.uint8)
+        found = _kept.get(key)
+        if found is None or not has_contents(found.transpose(-1, -2), words):
+            panels = packed(words, width)
+            found = _kept[key] = panels.transpose(-1, -2).contiguous()
+        return found
+
+
 def packed(weight: torch.Tensor, width: int) -> torch.Tensor:
     *steps, columns = weight.shape
     panels = weight.new_zeros((-(-columns // width), *steps, width))
@@ -136,6 +179,22 @@ def in_whole_and_last(panels: torch.Tensor, weight: torch.Tensor) -> Iterator[tu
 
 ALWAYS = {"own_products": "always", "own_convolutions": "always"}
 IMAGE = of((2, 4, 6, 5))
+
+
+def bytes_of(*shape: int) -> torch.Tensor:
+    return constant(*shape, dtype=torch.int8, start=-9, step=3)
+
+
+def given_bytes(*shapes: tuple[int, ...]) -> Any:
+    return lambda: [torch.randint(-128, 128, shape, dtype=torch.int8) for shape in shapes]
+
+
+def byte_linear(x: Any) -> Any:
+    return aten._int_mm.default(x, bytes_of(18, 32).t())
+
+
+def byte_matrix(x: Any, inner: int = 32) -> Any:
+    return aten._int_mm.default(x, bytes_of(inner, 18))
 
 
 def linear(x: Any) -> Any:
@@ -183,7 +242,24 @@ CHANNELS_IN_PANELS = NodeRule(
         Case("a matrix product", lambda x: conv(x, constant(6, 16, 1)), of((1, 16, 9)), ALWAYS),
     ),
 )
-PANEL_RULES = (WEIGHTS_IN_PANELS, CHANNELS_IN_PANELS)
+BYTES_IN_PANELS = NodeRule(
+    name="bytes_in_panels",
+    purpose="a constant factor of a product of bytes of our own is stored as its kernel reads it",
+    targets=(aten._int_mm.default,),
+    rewrite=bytes_in_panels,
+    examples=(
+        Case("a linear layer", byte_linear, given_bytes((5, 32)), ALWAYS),
+        Case("a matrix by rows", byte_matrix, given_bytes((5, 32)), ALWAYS),
+        Case("sums that are no multiple of four long", lambda x: byte_matrix(x, 33), given_bytes((5, 33)), ALWAYS),
+    ),
+    near_misses=(
+        Case("it does not pay", byte_linear, given_bytes((5, 32))),
+        Case("layouts are kept", byte_linear, given_bytes((5, 32)), {**ALWAYS, "weight_layouts": "off"}),
+        Case("a single row", byte_linear, given_bytes((1, 32)), ALWAYS),
+        Case("the matrix is an input", aten._int_mm.default, given_bytes((5, 32), (32, 18)), ALWAYS),
+    ),
+)
+PANEL_RULES = (WEIGHTS_IN_PANELS, BYTES_IN_PANELS, CHANNELS_IN_PANELS)
 
 
 @graph_pass(stage="freeze", rules=PANEL_RULES)

@@ -10,7 +10,7 @@ import torch
 
 from ferrite.options import Options
 from ferrite.passes.joint.attention import fuse_attention
-from ferrite.passes.joint.cleaning import merge_equal_calls, remove_noop_ops
+from ferrite.passes.joint.cleanup import merge_equal_calls, remove_noop_ops
 from ferrite.passes.joint.constants import constant_fold_uniform_value
 from ferrite.passes.joint.image_layouts import channels_last_in_training
 from ferrite.passes.joint.pad_mm import pad_mm
@@ -20,8 +20,8 @@ from ferrite.passes.joint.random_ops import replace_random
 from ferrite.passes.joint.softmax import scaled_softmax
 from ferrite.passes.joint.views import pointless_views
 from ferrite.passes.joint.written_inputs import save_reads_of_written_inputs
-from ferrite.passes.shared.doors import run_aten_stage
 from ferrite.passes.shared.hooks import hook_pass
+from ferrite.passes.shared.run_stage import run_aten_stage
 from ferrite.pipeline import Pipeline
 
 __all__ = [

@@ -25,7 +25,7 @@ from ferrite.capture import torch_operators
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value, mode_of, stream_of
 from ferrite.ir import DIGITS
-from ferrite.passes.joint import randoms as randoms  # defines torch.ops.ferrite
+from ferrite.passes.joint import counter_rng as counter_rng  # defines torch.ops.ferrite
 from ferrite.passes.joint.views import in_backward
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import AnyRule, Case, GraphRule, Writer, apply_rules, arguments_of, inherit, too_loose

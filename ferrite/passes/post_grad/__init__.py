@@ -9,10 +9,12 @@ import torch
 
 from ferrite.options import Options
 from ferrite.passes.post_grad.cleanup import (
+    eliminate_dead_code,
     move_constructors_to_gpu,
     remove_assert_ops,
     remove_noop_ops,
     remove_profiler_ops,
+    reorder_for_locality,
 )
 from ferrite.passes.post_grad.cpu_fusions import mkldnn_fusion
 from ferrite.passes.post_grad.distributed import (
@@ -29,7 +31,12 @@ from ferrite.passes.post_grad.distributed import (
 )
 from ferrite.passes.post_grad.gpu_convolutions import convolutions_on_gpu
 from ferrite.passes.post_grad.grouped_linear import concat_linear_woq_int4, grouped_gemm_pass
-from ferrite.passes.post_grad.groups import (
+from ferrite.passes.post_grad.higher_order import (
+    decompose_auto_functionalized,
+    decompose_triton_kernel_wrapper_functional,
+)
+from ferrite.passes.post_grad.loops import decompose_map_to_while_loop, decompose_scan_to_while_loop
+from ferrite.passes.post_grad.opt_in_rules import (
     b2b_gemm_pass,
     check_fusions,
     group_batch_fusion_passes,
@@ -37,12 +44,6 @@ from ferrite.passes.post_grad.groups import (
     partitioned_scatter,
     post_grad_fusions,
 )
-from ferrite.passes.post_grad.higher_order import (
-    decompose_auto_functionalized,
-    decompose_triton_kernel_wrapper_functional,
-)
-from ferrite.passes.post_grad.loops import decompose_map_to_while_loop, decompose_scan_to_while_loop
-from ferrite.passes.post_grad.order import eliminate_dead_code, reorder_for_locality
 from ferrite.passes.post_grad.own_attention import own_attention
 from ferrite.passes.post_grad.own_convolutions import own_convolutions
 from ferrite.passes.post_grad.own_products import own_products
@@ -52,8 +53,8 @@ from ferrite.passes.post_grad.quantized_layers import quantized_fusion
 from ferrite.passes.post_grad.random_order import chain_random_ops, note_random_order
 from ferrite.passes.post_grad.reinplace import reinplace_inplaceable_ops
 from ferrite.passes.post_grad.views import view_to_reshape
-from ferrite.passes.shared.doors import run_aten_stage
 from ferrite.passes.shared.hooks import hook_pass
+from ferrite.passes.shared.run_stage import run_aten_stage
 from ferrite.pipeline import Pipeline
 
 __all__ = [

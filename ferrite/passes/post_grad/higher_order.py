@@ -34,7 +34,7 @@ from ferrite.graph import (
     schema_of,
 )
 from ferrite.passes.post_grad.functional_calls import NEEDS_NO_COPY, Called, called
-from ferrite.passes.post_grad.memory import storage_of
+from ferrite.passes.post_grad.overwriting import storage_of
 from ferrite.passes.post_grad.sizes import SizeWriter
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import INHERITED, Writer

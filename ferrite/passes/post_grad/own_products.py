@@ -5,7 +5,7 @@
 
 `torch.ops.ferrite.product` is lowered to a sum of products, which the scheduler arranges in tiles; pointwise operators
 that read it become part of the kernel. Whether that pays is decided in `ferrite.passes.shared.own_products`. Weights of
-8 bits are `short_weights`.
+8 bits are `short_weights`, factors that are both of 8 bits `byte_products`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ferrite.passes.post_grad.byte_products import OWN_BYTE_PRODUCT
 from ferrite.passes.post_grad.gpu_products import OWN_PRODUCT_ON_GPU
 from ferrite.passes.post_grad.short_weights import SHORT_WEIGHT_RULES
 from ferrite.passes.shared.cases import normal
@@ -71,7 +72,7 @@ OWN_PRODUCT = NodeRule(
 )
 
 
-RULES = (*SHORT_WEIGHT_RULES, OWN_PRODUCT, OWN_PRODUCT_ON_GPU)
+RULES = (*SHORT_WEIGHT_RULES, OWN_PRODUCT, OWN_BYTE_PRODUCT, OWN_PRODUCT_ON_GPU)
 
 
 @graph_pass(stage="post_grad", rules=RULES)

@@ -9,10 +9,10 @@
 
     z = auto_functionalized_v2(op, base)     the same node, with a note that `base` needs no copy
 
-`ferrite.passes.post_grad.memory` decides what may be overwritten. An operator with a twin that writes becomes the twin,
-one on lists only if every member may be overwritten; a write over a view becomes the view and a copy_ into it, see
-`ferrite.passes.post_grad.view_scatters`; of an operator that torch made functional by copying operands, the node keeps
-a note for `decompose_auto_functionalized`, which writes it out. An effect token around any of these stays.
+`ferrite.passes.post_grad.overwriting` decides what may be overwritten. An operator with a twin that writes becomes the
+twin, one on lists only if every member may be overwritten; a write over a view becomes the view and a copy_ into it
+(`ferrite.passes.post_grad.view_scatters`); of an operator that torch made functional by copying operands, the node
+keeps a note for `decompose_auto_functionalized`, which writes it out. An effect token around any of these stays.
 
 How often an operand could not be overwritten, and how many bytes are copied for that, is among the pass's facts.
 """
@@ -40,7 +40,7 @@ from ferrite.graph import (
 )
 from ferrite.passes.post_grad.functional_calls import NEEDS_NO_COPY, Called, called
 from ferrite.passes.post_grad.higher_order import behind_token, drop_self_copies, inherit, replace_items
-from ferrite.passes.post_grad.memory import ALREADY_THERE, MemoryUses, storage_of
+from ferrite.passes.post_grad.overwriting import ALREADY_THERE, MemoryUses, storage_of
 from ferrite.passes.post_grad.view_scatters import PASS, Materialised, Write, expand, find_writes
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Writer

@@ -31,7 +31,7 @@ from ferrite.graph import (
     storages_of,
 )
 from ferrite.passes.post_grad.higher_order import inherit
-from ferrite.passes.post_grad.memory import MemoryUses, counts_from_the_start, each_element_once, same_but_place
+from ferrite.passes.post_grad.overwriting import MemoryUses, counts_from_the_start, each_element_once, same_but_place
 from ferrite.rewrite import Writer
 
 aten = torch.ops.aten

@@ -17,7 +17,7 @@ from ferrite.passes.pre_grad.attention import fuse_attention
 from ferrite.passes.pre_grad.attention_masks import drop_attention_masks
 from ferrite.passes.pre_grad.batch_fusion import group_batch_fusion_passes
 from ferrite.passes.pre_grad.canonical import normalization_pass, normalize_node_kwargs_pass, numpy_compat_normalization
-from ferrite.passes.pre_grad.closing import remove_dead_calls, remove_noop_again_pass
+from ferrite.passes.pre_grad.cleanup import remove_dead_calls, remove_noop_again_pass
 from ferrite.passes.pre_grad.compress import (
     use_matmul_fuse_lce_replace_first_LCE,
     use_matmul_lce_replace_normal_LCE,
@@ -41,7 +41,7 @@ from ferrite.passes.pre_grad.split_cat import PARTS, cancel_split_cat_pass, part
 from ferrite.passes.pre_grad.splits import remove_split_ops_pass
 from ferrite.passes.pre_grad.stage import reason_to_leave, run_stage, torch_spelling
 from ferrite.passes.pre_grad.transposes import linear_permute_fusion, permute_linear_fusion, permute_matmul_fusion
-from ferrite.passes.shared.doors import checked
+from ferrite.passes.shared.run_stage import checked
 from ferrite.pipeline import Fuel, GraphPass, PassContext, Pipeline
 
 __all__ = [

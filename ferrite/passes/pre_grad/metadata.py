@@ -17,15 +17,19 @@ from ferrite.graph import (
     Storage,
     attribute_of,
     body_of,
+    called_name,
     compute,
     fake_value,
     is_barrier,
     is_random,
     mode_of,
     mutates,
+    no_guards,
     note_autocast,
     produces_value,
     same_metadata,
+    same_number,
+    same_sizes,
     storages_of,
 )
 from ferrite.passes.pre_grad.names import DTYPE_METHODS
@@ -35,6 +39,7 @@ RETURNING_OPERAND = frozenset(
     {*DTYPE_METHODS, "to", "type", "type_as", "cpu", "contiguous", "flatten", "ravel"}
     | {"dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d"}
 )
+EXPANDING = frozenset({"expand", "expand_as", "broadcast_to"})
 
 
 def add_values(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> None:
@@ -55,30 +60,62 @@ def add_values(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> 
         if "val" not in node.meta and produces_value(node):
             node.meta["val"] = value_of(gm, node, example, mode)
     for module in every_graph(gm):
-        share_what_is_returned(module.graph, mode)
+        correct_values(module.graph, mode)
 
 
-def share_what_is_returned(graph: torch.fx.Graph, mode: Any) -> None:
-    """Where an operation returns its operand itself, let the values say so: Dynamo gives such a result a copy.
+def correct_values(graph: torch.fx.Graph, mode: Any) -> None:
+    """Values as eager has them, where Dynamo's are others.
 
-    `x.to(x.dtype)`, `x.contiguous()`, dropout in eval mode. Views of the copy are computed again.
+    Where an operation returns its operand itself, Dynamo gives its result a copy: `x.to(x.dtype)`, `x.contiguous()`,
+    dropout in eval mode. An expansion has other strides along dimensions of one: 0 in eager for `x.sum().expand(1)`, 1
+    in Dynamo's value. Views of either are computed again.
     """
-    copies: set[Storage] = set()
+    changed: set[Storage] = set()
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method") or "val" not in node.meta:
             continue
         operand = node.args[0] if node.args else node.kwargs.get("input")
         if returns_operand(node, operand):
-            copies |= storages_of(node)
+            changed |= storages_of(node)
             same = operand.meta["val"]
             node.meta["val"] = same.detach().requires_grad_(same.requires_grad)
-        elif copies and not copies.isdisjoint(storages_of(node)):
+        elif changed and not changed.isdisjoint(storages_of(node)):
             node.meta["val"], _ = compute(node, mode)
+        if (strides := strides_of_expansion(node, operand)) is not None:
+            value = fake_value(node)
+            changed |= storages_of(node)
+            with mode, torch.no_grad(), no_guards(mode):
+                laid_out = value.as_strided(value.shape, strides, value.storage_offset())
+            node.meta["val"] = laid_out.detach().requires_grad_(value.requires_grad)
+
+
+def strides_of_expansion(node: torch.fx.Node, operand: Any) -> tuple[Any, ...] | None:
+    """The strides that eager gives a tensor that is expanded, where its value has others; None for anything else."""
+    if name_of(node) not in EXPANDING or not isinstance(operand, torch.fx.Node):
+        return None
+    value, source = fake_value(node), fake_value(operand)
+    if not all(isinstance(each, torch.Tensor) and each.layout is torch.strided for each in (value, source)):
+        return None
+    strides: list[Any] = []  # the innermost first
+    for place in range(1, value.ndim + 1):
+        size = value.shape[-place]
+        if not source.ndim:
+            strides.append(0)
+        elif place <= source.ndim:
+            strides.append(source.stride()[-place] if same_number(source.shape[-place], size) else 0)
+        else:  # a new dimension lies around the one before
+            strides.append(strides[-1] * value.shape[1 - place] if same_number(size, 1) else 0)
+    found = tuple(reversed(strides))
+    return None if same_sizes(found, value.stride()) else found
+
+
+def name_of(node: torch.fx.Node) -> str:
+    """The name of what a node calls, without the overload: 'to' for `aten.to.dtype`, too."""
+    return called_name(node).partition(".")[0]
 
 
 def returns_operand(node: torch.fx.Node, operand: Any) -> bool:
-    name = node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
-    name = name.partition(".")[0]
+    name = name_of(node)
     if name not in RETURNING_OPERAND or not isinstance(operand, torch.fx.Node) or is_random(node) or mutates(node):
         return False
     mine, theirs = fake_value(node), fake_value(operand)

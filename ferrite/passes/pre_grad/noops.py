@@ -22,7 +22,7 @@ from ferrite.passes.pre_grad.predicates import is_plain, requires_grad
 from ferrite.passes.pre_grad.reshapes import RESTORED
 from ferrite.passes.pre_grad.stage import pre_grad_pass
 from ferrite.passes.shared.cases import floats
-from ferrite.passes.shared.noops import always, on_integers
+from ferrite.passes.shared.noops import always, is_written_contiguous, on_integers
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import Case, NodeRule, Site, apply_rules
 
@@ -76,14 +76,7 @@ def has_sure_strides(site: Site) -> bool:
 
 def is_written_out(value: torch.Tensor) -> bool:
     """Whether a tensor has no dimension of one, or the strides of a contiguous one along these, too."""
-    if not any(same_number(size, 1) for size in value.shape):
-        return True
-    expected: Any = 1
-    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
-        if not same_number(stride, expected):
-            return False
-        expected = expected * size
-    return True
+    return not any(same_number(size, 1) for size in value.shape) or is_written_contiguous(value)
 
 
 def all_ones(name: str) -> Callable[[Site], bool]:

@@ -21,7 +21,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import Storage, fake_value, says_so, storages_of
 from ferrite.passes.pre_grad.predicates import SHAPE_VIEWS, is_plain
-from ferrite.passes.shared.filled import FILLED, FILLS, NUMBER_NAMES, ONES, ZEROS
+from ferrite.passes.shared.constants import FILLED, FILLS, NUMBER_NAMES, ONES, ZEROS
 from ferrite.rewrite import arguments_of
 
 aten = torch.ops.aten

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,19 @@ from ferrite.graph import attribute_of
 from ferrite.rewrite import arguments_of
 
 aten = torch.ops.aten
+
+# Calls that make a tensor of one number, spelled as torch and as ATen: which positional argument is the number, and how
+# it may be named.
+FILLED: Mapping[Any, int] = {
+    **dict.fromkeys((torch.full, torch.full_like, aten.full.default, aten.full_like.default), 1),
+    **dict.fromkeys((torch.tensor, torch.scalar_tensor, aten.scalar_tensor.default), 0),
+    "new_full": 2,
+}
+NUMBER_NAMES = ("fill_value", "data", "s")
+ZEROS = frozenset({torch.zeros, torch.zeros_like, aten.zeros.default, aten.zeros_like.default, "new_zeros"})
+ONES = frozenset({torch.ones, torch.ones_like, aten.ones.default, aten.ones_like.default, "new_ones"})
+# Calls that put one number where a mask says so.
+FILLS = frozenset({aten.masked_fill.Scalar, aten.masked_fill.Tensor})
 
 
 def constant_of(item: Any) -> torch.Tensor | None:

@@ -17,7 +17,7 @@ import torch
 
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
-from ferrite.graph import has_effect, same_sizes
+from ferrite.graph import has_effect, same_number, same_sizes
 from ferrite.rewrite import Case, NodeRule, Site
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -47,6 +47,26 @@ def source_of(argument: str, holds: Callable[[Site], bool], otherwise: str) -> C
 
 def always(_site: Site) -> bool:
     """The engine compares the looks: a view to the shape it has is one whatever the spelling (-1)."""
+    return True
+
+
+def keeps_strides_of_ones(site: Site) -> bool:
+    """Whether a view to the same shape has the same strides for all values of the symbols. Where a size turns out to be
+    one, eager lays its dimension out with the one inside of it: (s0 - 1, 2) with strides (1, 0) is viewed as (1, 2)
+    with (0, 0)."""
+    value = site.value(site.arguments["self"])
+    if all(type(size) is int or torch_api.known_true(size > 1) for size in value.shape):
+        return True
+    return value.layout is torch.strided and is_written_contiguous(value)
+
+
+def is_written_contiguous(value: torch.Tensor) -> bool:
+    """Whether its strides are those of a contiguous tensor along dimensions of one, too."""
+    expected: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if not same_number(stride, expected):
+            return False
+        expected = expected * size
     return True
 
 
@@ -230,7 +250,7 @@ NOOP_RULES = (
         "view_default_noop",
         "a view of the shape it has is the operand",
         (aten.view.default, aten.reshape.default, aten._unsafe_view.default),
-        source_of("self", always, "the shape changes"),
+        source_of("self", keeps_strides_of_ones, "a dimension that may be one may get another stride"),
         (
             case("same", lambda x: aten.view.default(x, [4, 3]) + 1, 4, 3),
             case("with an open size", lambda x: aten.view.default(x, [4, -1]) + 1, 4, 3),

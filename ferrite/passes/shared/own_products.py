@@ -50,6 +50,21 @@ def product_of_panels(left: torch.Tensor, panels: torch.Tensor, columns: int) ->
     return left.mm(panels.permute(1, 0, 2).reshape(inner, count * width)[:, :columns])
 
 
+@define("byte_product(Tensor left, Tensor right) -> Tensor")
+def byte_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The product of two matrices of bytes with signs, in 32 bits; sums have a multiple of four terms."""
+    return left.int().mm(right.int())
+
+
+@define("byte_product_of_panels(Tensor left, Tensor panels, int columns) -> Tensor")
+def byte_product_of_panels(left: torch.Tensor, panels: torch.Tensor, columns: int) -> torch.Tensor:
+    """The same with a matrix that lies in panels: of some columns side by side, four steps of all sums after the other.
+    Bytes without a sign are those of the matrix with 128 added."""
+    count, words, width, word = panels.shape
+    matrix = panels.int() - (128 if panels.dtype is torch.uint8 else 0)
+    return left.int().mm(matrix.permute(1, 3, 0, 2).reshape(words * word, count * width)[:, :columns])
+
+
 # --- decisions --------------------------------------------------------------------------------------------------------
 
 Reason = Callable[[Site, torch.Tensor, torch.Tensor], Refusal | None]

@@ -9,10 +9,10 @@ from ferrite.ir.kernel import Kernel
 from ferrite.ir.program import Attention
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.attention import attention_kernel
+from ferrite.schedule.cpu.common_values import shared_tiles
 from ferrite.schedule.cpu.prefetch import with_prefetches
 from ferrite.schedule.cpu.ranges import parted
 from ferrite.schedule.cpu.shapes import arranged
-from ferrite.schedule.cpu.sharing import shared_tiles
 from ferrite.schedule.cpu.sorted_scatter import sorted_scatter_of
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group

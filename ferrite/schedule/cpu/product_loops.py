@@ -32,7 +32,7 @@ from functools import cached_property
 
 import torch
 
-from ferrite.ir import ONE, ZERO, Axis, Expr, Index, Load, Number, axis, number, op, sum_pieces
+from ferrite.ir import ONE, ZERO, Axis, Expr, Index, Load, Number, Op, axis, number, op, sum_pieces
 from ferrite.ir.kernel import Accumulate, Loop, LoopKind, Scratch, Store, Update
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.products import (
@@ -225,7 +225,10 @@ class ProductTiles(TiledSums):
             right = Load.intern(RIGHT, (piece, wide.number, self.place_in_piece, wide.inside), right.dtype)
         place = self.in_result(tall.index, wide.index)
         place[self.product.summed] = self.piece_begin + self.place_in_piece
-        return replaced((Update(self.update.state, (op("mul", left, right),)),), place)
+        (value,) = self.update.values
+        assert isinstance(value, Op)
+        pair = (left, right) if value.operands[0] is self.factors[0] else (right, left)
+        return replaced((Update(self.update.state, (op(value.name, *pair),)),), place)
 
     # --- packed factors -----------------------------------------------------------------------------------------------
 

@@ -20,36 +20,56 @@ from dataclasses import dataclass
 
 import torch
 
-from ferrite.ir import ONE, Axis, Cast, Expr, Index, Load, Mod, Number, number, sum_pieces
+from ferrite.ir import DOTS, ONE, ZERO, Axis, Cast, Const, Expr, Index, Load, Mod, Number, Op, axis, number, sum_pieces
 from ferrite.ir.kernel import Update
 from ferrite.ir.program import Operation, Reduce
 from ferrite.machines import Machine
 from ferrite.schedule.fusion.accesses import axes_in, likely, step_of
-from ferrite.schedule.loops.products import ProductAxes, factors_in, product_in
+from ferrite.schedule.loops.products import ProductAxes, axes_under, factors_in, product_in
 
 TYPES = (torch.float32, torch.float64)
-MIN_SIDE = 2  # rows, and columns: of one there is nothing to share
+MIN_WORDS = 4  # of a sum over words of four bytes
+MIN_SIDE = 2  # rows, and columns: of one there is nothing to share, but words that are loaded
 
 
 def product_of(operation: Operation) -> ProductAxes | None:
     """The axes of an operation that is a matrix product. Rows, and how many matrices there are, may be known at run
     time only."""
-    product = product_in(operation)
-    if product is None or not isinstance(operation, Reduce) or operation.values[0].dtype not in TYPES:
+    if factors_in(operation) is None or not isinstance(operation, Reduce):
+        return None
+    (value,) = operation.values
+    is_of_words = isinstance(value, Op) and value.name in DOTS
+    if not is_of_words and value.dtype not in TYPES:
+        return None
+    product = product_in(operation) or (one_row(operation) if is_of_words else None)
+    if product is None:
         return None
     if not all(is_read(factor) for factor in factors_in(operation) or ()):
         return None
     rows, columns, summed = product.rows, product.columns, product.summed
     if not all(isinstance(item.extent, Number) for item in (columns, summed)):
         return None
+    least = MIN_WORDS if is_of_words else sum_pieces.MIN_SUMMED
     if (
-        min(likely(rows.extent), extent_of(columns)) < MIN_SIDE
-        or not sum_pieces.MIN_SUMMED <= extent_of(summed) <= sum_pieces.MAX_SUMMED
+        (not is_of_words and min(likely(rows.extent), extent_of(columns)) < MIN_SIDE)
+        or not least <= extent_of(summed) <= sum_pieces.MAX_SUMMED
     ):
         return None
-    if not sum_pieces.product_can_be_cut(extent_of(summed)):
+    if not is_of_words and not sum_pieces.product_can_be_cut(extent_of(summed)):  # sums of integers are exact
         return None
     return product
+
+
+def one_row(operation: Reduce) -> ProductAxes | None:
+    """A row times a matrix, or a matrix times a column: the side of one has an axis that nothing depends on."""
+    (summed,), factors = operation.reduced, factors_in(operation)
+    if len(operation.axes) != 1 or factors is None:
+        return None
+    columns = operation.axes[0]
+    of_matrix, of_row = sorted(map(axes_under, factors), key=len, reverse=True)
+    if of_matrix != {columns, summed} or of_row != {summed}:
+        return None
+    return ProductAxes((), axis("row", ONE), columns, summed)
 
 
 def is_product(operation: Operation) -> bool:
@@ -57,15 +77,41 @@ def is_product(operation: Operation) -> bool:
 
 
 def is_read(factor: Expr) -> bool:
-    """Whether a factor is an element in memory, or a shorter one that is converted where it is read."""
-    return isinstance(factor, Load) or (isinstance(factor, Cast) and isinstance(factor.arg, Load))
+    """Whether a factor is an element in memory, or a shorter one that is converted where it is read, or a word of four
+    bytes in memory, perhaps with other signs."""
+    return isinstance(factor, Load) or (
+        all(isinstance(each, Load) for each in read_in(factor))
+        and isinstance(factor, Cast | Op)
+        and (isinstance(factor, Cast) or word_in(factor) is not None)
+    )
+
+
+def word_in(factor: Expr) -> Op | None:
+    """The word that a factor is, or that it has with other signs."""
+    if isinstance(factor, Op) and factor.name == "bitwise_xor" and isinstance(factor.operands[1], Const):
+        factor = factor.operands[0]
+    return factor if isinstance(factor, Op) and factor.name == "pack_bytes" else None
+
+
+def read_in(factor: Expr) -> tuple[Expr, ...]:
+    """What is read of a factor: one element, or four."""
+    if (word := word_in(factor)) is not None:
+        return word.operands
+    return (factor.arg if isinstance(factor, Cast) else factor,)
 
 
 def load_of(factor: Expr) -> Load:
-    """What is read of a factor."""
-    found = factor.arg if isinstance(factor, Cast) else factor
+    """What is read of a factor, or the first byte of it."""
+    found = read_in(factor)[0]
     assert isinstance(found, Load)
     return found
+
+
+def bytes_apart(factor: Expr) -> int:
+    """How many elements are read together, side by side: a word that lies in memory as such is four."""
+    first, *rest = (each.coordinates[0] for each in read_in(factor) if isinstance(each, Load))
+    is_row = all(each - first is number(place) for place, each in enumerate(rest, 1))
+    return 1 + len(rest) if is_row else 1
 
 
 def axes_of_load(load: Load) -> set[Axis]:
@@ -134,15 +180,18 @@ def panel_columns(factor: Expr, columns: Axis, machine: Machine) -> int | None:
 def collide(factor: Expr, side: Axis, machine: Machine) -> bool:
     """Whether what is read of neighbouring rows, or columns, has one place in the cache."""
     step = step_along(factor, side)
-    return isinstance(step, Number) and step.value * load_of(factor).dtype.itemsize % machine.l1_way_bytes == 0
+    size = load_of(factor).dtype.itemsize * bytes_apart(factor)
+    return isinstance(step, Number) and step is not ZERO and step.value * size % machine.l1_way_bytes == 0
 
 
 def factors(product: ProductAxes, update: Update) -> tuple[Expr, Expr]:
     """The factor that has the rows, and the one that has the columns."""
     (value,) = update.values
     one, other = value.args
-    return (one, other) if product.rows in axes_of_load(load_of(one)) else (other, one)
+    return (one, other) if product.columns in axes_of_load(load_of(other)) else (other, one)
 
 
 def step_along(factor: Expr, item: Axis) -> Index | None:
-    return step_of(load_of(factor).coordinates[0], item)
+    """How far elements of a factor are from one place to the next; words in words, where they lie side by side."""
+    step, width = step_of(load_of(factor).coordinates[0], item), bytes_apart(factor)
+    return step // width if step is not None and width > 1 and step % width is ZERO else step

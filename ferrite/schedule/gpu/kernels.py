@@ -15,9 +15,9 @@ from ferrite.schedule.fusion.groups import Group, bytes_about
 from ferrite.schedule.fusion.nests import Nest, nests_of
 from ferrite.schedule.gpu.attention import attention_kernel
 from ferrite.schedule.gpu.blocks import elements_of, warps_for, whole_elements, whole_lanes
-from ferrite.schedule.gpu.ends import with_ends
 from ferrite.schedule.gpu.flat import flat, is_strided
 from ferrite.schedule.gpu.kept_columns import KeptColumns, can_keep_columns, row_axes
+from ferrite.schedule.gpu.loop_ends import with_ends
 from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of, product_loops, product_of
 from ferrite.schedule.gpu.profit import kept_column, needs_kept_columns, without
 from ferrite.schedule.gpu.rows import by_columns, by_rows, sorts

@@ -15,8 +15,8 @@ from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member
 from ferrite.schedule.gpu import attention
 from ferrite.schedule.gpu.grouping import Grouping
+from ferrite.schedule.gpu.horizontal import alike
 from ferrite.schedule.gpu.kernels import build
-from ferrite.schedule.gpu.neighbours import alike
 from ferrite.schedule.gpu.prepare import prepare
 from ferrite.schedule.gpu.products import Tuned
 from ferrite.schedule.gpu.profit import slower

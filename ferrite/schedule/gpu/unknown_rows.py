@@ -19,7 +19,7 @@ from ferrite.ir import ZERO, Axis, Index, IndexValue, Masked, Op, axis, maximum,
 from ferrite.ir.program import Compute, LoopOperation, Reduce
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.members import Member, in_indices, with_indices
-from ferrite.schedule.gpu.ends import end_of_condition
+from ferrite.schedule.gpu.loop_ends import end_of_condition
 from ferrite.schedule.loops.reductions import STORE_MODES, neutral_value
 
 

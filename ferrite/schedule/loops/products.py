@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferrite.ir import Axis, Expr, Op
+from ferrite.ir import DOTS, Axis, Expr, Op
 from ferrite.ir.program import Operation, Reduce
+
+PRODUCTS = ("mul", *DOTS)
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ def factors_in(operation: Operation) -> tuple[Expr, Expr] | None:
     if not isinstance(operation, Reduce) or operation.kind != "sum" or len(operation.reduced) != 1:
         return None
     (value,) = operation.values
-    if not isinstance(value, Op) or value.name != "mul":
+    if not isinstance(value, Op) or value.name not in PRODUCTS:
         return None
     left, right = value.operands
     return left, right

@@ -72,19 +72,21 @@ def bytes_by_step(
 
 def bytes_at(buffer: Buffer, hints: Mapping[str, int]) -> int:
     """Bytes that torch allocates for a buffer."""
+    reach = 1
+    for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
+        count = size_at(size, hints)
+        if count == 0:
+            return 0
+        reach += (count - 1) * size_at(stride, hints)
+    return reach * buffer.dtype.itemsize
+
+
+def size_at(index: Index, hints: Mapping[str, int]) -> int:
+    """With these numbers for symbols. NotScheduled where one has none."""
 
     def value(atom: Atom) -> int:
         if isinstance(atom, Symbol) and atom.name in hints:
             return hints[atom.name]
         raise NotScheduled(str(atom))
 
-    def number(index: Index) -> int:
-        return index.value if isinstance(index, Number) else int(evaluate(index, value))
-
-    reach = 1
-    for size, stride in zip(buffer.sizes, buffer.strides, strict=True):
-        count = number(size)
-        if count == 0:
-            return 0
-        reach += (count - 1) * number(stride)
-    return reach * buffer.dtype.itemsize
+    return index.value if isinstance(index, Number) else int(evaluate(index, value))

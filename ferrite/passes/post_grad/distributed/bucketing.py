@@ -21,7 +21,7 @@ from ferrite.graph import mode_of
 from ferrite.machines import AnyMachine, machine_of
 from ferrite.passes.post_grad.distributed.agreement import decide
 from ferrite.passes.post_grad.distributed.exchanges import MEMBERS, WAIT, WHY, Exchange
-from ferrite.passes.post_grad.distributed.layout import Layout, rewrite_order
+from ferrite.passes.post_grad.distributed.node_order import Layout, rewrite_order
 from ferrite.passes.post_grad.distributed.overlap import MIN_GAIN, layout_of, limits_for
 from ferrite.passes.post_grad.distributed.packing import Merge, refusal_to_merge
 from ferrite.passes.post_grad.distributed.settings import MB, Buckets, Overlap, chosen, is_auto

@@ -20,7 +20,7 @@ from ferrite.machines import machine_of
 from ferrite.passes.post_grad.distributed.agreement import decide
 from ferrite.passes.post_grad.distributed.bucketing import best_buckets, filled, merged_job, waits_in
 from ferrite.passes.post_grad.distributed.exchanges import ALL_REDUCE, MEMBERS, Exchange
-from ferrite.passes.post_grad.distributed.layout import Layout, rewrite_order
+from ferrite.passes.post_grad.distributed.node_order import Layout, rewrite_order
 from ferrite.passes.post_grad.distributed.overlap import layout_of
 from ferrite.passes.post_grad.distributed.packing import Merge, operand_of, refusal_to_merge
 from ferrite.passes.post_grad.distributed.settings import MB, DdpFuse, chosen, is_auto

@@ -17,7 +17,7 @@ from ferrite.errors import Refusal
 from ferrite.graph import mode_of
 from ferrite.passes.post_grad.distributed.agreement import all_share_memory, decide
 from ferrite.passes.post_grad.distributed.exchanges import COPIES, MEMBERS, WHY, Exchange, copies_of
-from ferrite.passes.post_grad.distributed.layout import Layout
+from ferrite.passes.post_grad.distributed.node_order import Layout
 from ferrite.passes.post_grad.distributed.overlap import layout_of
 from ferrite.passes.post_grad.distributed.settings import LowContention, chosen
 from ferrite.pipeline import PassContext, graph_pass

@@ -18,7 +18,7 @@ from ferrite.machines import AnyMachine, Network, machine_of
 from ferrite.options import Options
 from ferrite.passes.post_grad.distributed.agreement import decide
 from ferrite.passes.post_grad.distributed.exchanges import WHY, exchanges_in
-from ferrite.passes.post_grad.distributed.layout import Layout, rewrite_order
+from ferrite.passes.post_grad.distributed.node_order import Layout, rewrite_order
 from ferrite.passes.post_grad.distributed.settings import MB, Overlap, chosen, is_auto, network_for
 from ferrite.passes.post_grad.distributed.timeline import UNLIMITED, Limits, Placement, forecast
 from ferrite.pipeline import PassContext, graph_pass

@@ -17,7 +17,7 @@ from ferrite.machines import AnyMachine, Network
 from ferrite.options import Options
 from ferrite.passes.post_grad.distributed.agreement import DECISIONS, signature
 from ferrite.passes.post_grad.distributed.exchanges import MEMBERS, WHY, is_tensor
-from ferrite.passes.post_grad.distributed.layout import Layout
+from ferrite.passes.post_grad.distributed.node_order import Layout
 from ferrite.passes.post_grad.distributed.overlap import layout_of
 from ferrite.passes.post_grad.distributed.timeline import forecast
 

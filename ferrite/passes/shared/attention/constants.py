@@ -9,7 +9,7 @@ import torch
 
 from ferrite.graph import Storage, fake_value, storages_of
 from ferrite.passes.shared.attention.found import Node, is_tensor, source_of
-from ferrite.passes.shared.filled import FILLED, FILLS, NUMBER_NAMES, ONES, ZEROS
+from ferrite.passes.shared.constants import FILLED, FILLS, NUMBER_NAMES, ONES, ZEROS
 from ferrite.rewrite import arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims

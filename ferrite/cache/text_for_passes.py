@@ -1,7 +1,8 @@
-"""A graph of torch calls, as Dynamo captured it, as text: of two graphs with one text, passes make the same.
+"""Graphs as passes read them, as text: of two graphs with one text, passes make the same.
 
 All that passes can read is in it: calls with every argument, names, since passes make new ones of them, what every
-value looks like, contents of constants, what is known of symbols. Lines of the model are not.
+value looks like, contents of constants, what is known of symbols. Lines of the model are not. Of forward and backward
+in one graph it is the text of a functional graph, with names, and with what is said to the partitioner.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ VALUE = "example_value"
 
 
 def captured_text(gm: torch.fx.GraphModule) -> dict[str, str]:
-    """The components of a key that are about the graph."""
+    """The components of a key that are about a graph of torch calls."""
     nodes = list(gm.graph.nodes)
     described, text = CallDescriber(nodes), GraphText()
     calls, values = [], []
@@ -50,6 +51,21 @@ def captured_text(gm: torch.fx.GraphModule) -> dict[str, str]:
         "values": "\n".join(values),
         "constants": "; ".join(text.constants),
         "symbols": text.known_of_symbols(),
+        **{f"input {place}": looks for place, looks in enumerate(text.inputs)},
+    }
+
+
+def joint_text(gm: torch.fx.GraphModule) -> dict[str, str]:
+    """The same of a graph of forward and backward."""
+    text = GraphText()
+    text.add(gm)
+    if text.bodies > 1:
+        raise NotCached("it holds another graph, in which passes run, too")
+    nodes = list(gm.graph.nodes)
+    return {
+        **text.components(),
+        "names": " ".join([node.name for node in nodes]),
+        "tags": " ".join([f"{node.meta.get('partitioner_tag')} {node.meta.get('recompute')}" for node in nodes]),
         **{f"input {place}": looks for place, looks in enumerate(text.inputs)},
     }
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferrite.runtime.exchange_errors import operator_in, start_of
+from ferrite.runtime.collective_errors import operator_in, start_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MeasuredRun:
 Note = tuple[int, float, float]  # a call: its row, when it began, when it returned
 
 
-class ExchangeTimes:
+class CollectiveTimes:
     """The last run of a host program of such rows. Several threads may run it; each notes its own."""
 
     def __init__(self, rows: Sequence[str] = ()) -> None:

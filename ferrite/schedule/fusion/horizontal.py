@@ -28,7 +28,7 @@ MAX_TRIED = 4  # for one group, the last ones that are alike
 MAX_DISTANCE = 24  # items between two that become one: what moves is in memory for longer
 
 
-class Neighbours:
+class HorizontalFusion:
     """The items of a program in order, while groups of them become one."""
 
     def __init__(

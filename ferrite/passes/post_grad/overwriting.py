@@ -37,7 +37,7 @@ from ferrite.graph import (
     schema_of,
     tensor_storages,
 )
-from ferrite.passes.post_grad.ranges import EVERYTHING, Accesses, Span, span_of
+from ferrite.passes.post_grad.byte_ranges import EVERYTHING, Accesses, Span, span_of
 
 aten = torch.ops.aten
 
@@ -69,7 +69,7 @@ class MemoryUses:
         self.pinned: set[Storage] = set()  # it can be seen where in the memory a value begins
         self.copies: dict[Storage, list[torch.fx.Node]] = {}  # copy_ into an input, by the input's storage
         # From where on collectives that are given it are under way, and until when.
-        self.exchanges: dict[Storage, list[tuple[int, int]]] = {}
+        self.collectives: dict[Storage, list[tuple[int, int]]] = {}
         # Where a result lives that was put into its operand's memory: in which, and how many bytes further on.
         self.home: dict[Storage, tuple[Storage, int]] = {}
         self.returned = set(self.aliases.output_storages)  # memory that outputs lie in
@@ -113,7 +113,7 @@ class MemoryUses:
             begun = begun.all_input_nodes[0]
         for operand in begun.all_input_nodes:
             for storage in self.aliases.of(operand):
-                self.exchanges.setdefault(storage, []).append((self.position[begun], index))
+                self.collectives.setdefault(storage, []).append((self.position[begun], index))
 
     def only_looks(self, node: torch.fx.Node, operand: torch.fx.Node) -> bool:
         """Whether a node needs an operand's sizes alone, or is another name for its memory, read by others."""
@@ -196,7 +196,7 @@ class MemoryUses:
         root = self.root(storage)
         if root in self.constants:
             return Refusal("it is a constant")
-        if any(begun < here < over for each in (storage, root) for begun, over in self.exchanges.get(each, ())):
+        if any(begun < here < over for each in (storage, root) for begun, over in self.collectives.get(each, ())):
             return Refusal("it is being sent")
         own = storage_of(result) if isinstance(result, torch.Tensor) else None
         if own in self.aliases.output_storages and root in self.returned:  # also where nothing is read: no elements

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ferrite.codegen.host_spelling import HostSpelling
+from ferrite.codegen.host.spelling import HostSpelling
 from ferrite.errors import NotScheduled
 from ferrite.ir import Index, Number, Symbol, substitute
 from ferrite.ir.kernel import Kernel

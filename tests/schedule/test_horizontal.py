@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ferrite.machines import GpuMachine
-from ferrite.schedule.fusion.neighbours import Neighbours
+from ferrite.schedule.fusion.horizontal import HorizontalFusion
 from ferrite.schedule.steps import Run
 from tests.gpu_plans import assert_as_eager, lowered, plan_of, run_plan
 
@@ -166,7 +166,7 @@ def test_random_programs_compute_what_they_do_apart(seed, monkeypatch):
     found = []
     for united in (True, False):
         if not united:
-            monkeypatch.setattr(Neighbours, "run", lambda self: None)
+            monkeypatch.setattr(HorizontalFusion, "run", lambda self: None)
         plan = plan_of(function, *inputs, machine=PIECES)
         found.append(run_plan(plan, [each.clone() for each in inputs], objects, triton=False))
     torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)

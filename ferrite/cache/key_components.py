@@ -19,12 +19,11 @@ from typing import Any
 
 import torch
 
-from ferrite.cache.captured_text import captured_text
 from ferrite.cache.graph_text import GraphText, contents
 from ferrite.cache.identities import identity
-from ferrite.cache.joint_text import joint_text
 from ferrite.cache.key import Key, digest_of
 from ferrite.cache.store import DIGEST, EntryStore
+from ferrite.cache.text_for_passes import captured_text, joint_text
 from ferrite.capture import (
     CapturedGraph,
     GraphKind,

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import ferrite
-from ferrite.lower import refusals
+from ferrite.lower import errors_of_eager
 from tests.compare import assert_same_as_eager, compile_strict, reset
 
 BF16, F16, C64, BOOL = torch.bfloat16, torch.float16, torch.complex64, torch.bool
@@ -134,7 +134,7 @@ def test_calls_of_usual_types_are_not_asked_about(monkeypatch):
     def asked(node):
         raise AssertionError(f"asked about {node.target}")
 
-    monkeypatch.setattr(refusals, "refusal", asked)
+    monkeypatch.setattr(errors_of_eager, "refusal", asked)
     reset()
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.LayerNorm(4), torch.nn.GELU(), torch.nn.Flatten())
     compile_strict(model)(torch.randn(1, 1, 6, 6)).softmax(-1).sum().backward()
@@ -142,9 +142,9 @@ def test_calls_of_usual_types_are_not_asked_about(monkeypatch):
 
 def test_calls_that_are_alike_are_asked_about_once(monkeypatch):
     calls = []
-    made = refusals.raised
-    monkeypatch.setattr(refusals, "raised", lambda call: calls.append(call.target) or made(call))
-    refusals.passes_but_for_types.cache_clear()
+    made = errors_of_eager.raised
+    monkeypatch.setattr(errors_of_eager, "raised", lambda call: calls.append(call.target) or made(call))
+    errors_of_eager.passes_but_for_types.cache_clear()
     for rows in (300, 400):
         reset()
         compile_strict(lambda x: (x.tril() + x.tril(1)).sum())(ones(rows, 300, dtype=BF16))
@@ -153,22 +153,25 @@ def test_calls_that_are_alike_are_asked_about_once(monkeypatch):
 
 
 def call_of(target, sizes, *numbers):
-    return refusals.ProbedCall(
-        target, (refusals.ProbedOperand(BF16, sizes), *(refusals.ProbedConstant(int, each) for each in numbers)), {}
+    probes = errors_of_eager
+    return probes.ProbedCall(
+        target,
+        (errors_of_eager.ProbedOperand(BF16, sizes), *(errors_of_eager.ProbedConstant(int, each) for each in numbers)),
+        {},
     )
 
 
 def test_calls_are_made_on_few_elements(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        refusals, "passes_but_for_types", lambda call: (asked.append(call.operands()), (False, None))[1]
+        errors_of_eager, "passes_but_for_types", lambda call: (asked.append(call.operands()), (False, None))[1]
     )
     for rank in (5, 7):
-        refusals.refusal_of_types(call_of(torch.ops.aten.cumsum.default, (9,) * rank, 0), grows=False)
+        errors_of_eager.refusal_of_types(call_of(torch.ops.aten.cumsum.default, (9,) * rank, 0), grows=False)
     assert [operand.sizes for (operand,) in asked] == [(2,) * 5, (8,) * 5, (2,) * 7]
     asked.clear()
     for offset in (10, 10_000):  # a number that says how many
-        refusals.refusal_of_types(call_of(torch.ops.aten.diag_embed.default, (900,), offset), grows=True)
+        errors_of_eager.refusal_of_types(call_of(torch.ops.aten.diag_embed.default, (900,), offset), grows=True)
     assert len(asked) == 2
 
 

@@ -5,8 +5,9 @@ H2  a name that the function does not bind is a function of the text, an object 
 H3  only bound names are freed
 
 The text itself is looked at, not what it was printed from: a mistake of any stage that wrote a part of it shows here,
-as a reason to run the graph in eager, and not in the middle of a call. Lines are those that `ferrite.codegen.host`
-prints, so words are enough to tell what is bound and what is read; Python's own parser would take ten times as long.
+as a reason to run the graph in eager, and not in the middle of a call. Lines are those that
+`ferrite.codegen.host.printer` prints, so words are enough to tell what is bound and what is read; Python's own parser
+would take ten times as long.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import builtins
 import re
 from collections.abc import Iterable, Sequence
 
-from ferrite.codegen.host_parts import NAME
-from ferrite.codegen.host_source import HostSource
+from ferrite.codegen.host.pieces import NAME
+from ferrite.codegen.host.source import HostSource
 from ferrite.ir import InvalidProgram
 
 # What the runtime puts beside a host program (`ferrite.runtime.host_program`).

@@ -118,7 +118,7 @@ SELECTING = {
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", SELECTING)
 def test_an_element_that_is_not_there_is_not_read(name, dynamic):
-    """torch's picture of a selection does not look whether there is such an element."""
+    """torch's fake value of a selection does not look whether there is such an element."""
     function, number = SELECTING[name]
     x = torch.arange(12.0).view(3, 4)
     reset()

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from ferrite.capture import torch_api
-from ferrite.codegen.host_parts import names_in, tensors_of
+from ferrite.codegen.host.pieces import names_in, tensors_of
 from ferrite.errors import ModelLine, Refusal
 from ferrite.ir import Symbol
 from ferrite.ir.program import Assert, Bind, Buffer, Call, Collective, Item, Operation, UserKernel, call_of, writes

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ferrite.codegen.host_recording import RecordedPart
-from ferrite.codegen.host_runs import RunTable
+from ferrite.codegen.host.recording import RecordedPart
+from ferrite.codegen.host.runs import RunTable
 from ferrite.errors import Refusal
 from ferrite.graph import ModelLine
 from ferrite.ir import Expr, Symbol

@@ -19,7 +19,7 @@ NAMESPACE = "_c10d_functional."
 STARTED = re.compile(r"\bop__c10d_functional_(?!wait_tensor)(\w+)\(")
 
 
-def is_exchange(path: str) -> bool:
+def is_collective(path: str) -> bool:
     """Whether an operator exchanges data with other processes, by its path."""
     return NAMESPACE in path
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
-from ferrite.codegen.host_parts import tensors_of
+from ferrite.codegen.host.pieces import tensors_of
 from ferrite.ir.program import Operation, call_of
 from ferrite.schedule import BufferTable, Plan, Run, accessed
 

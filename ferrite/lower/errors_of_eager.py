@@ -1,4 +1,4 @@
-"""Calls that eager refuses although torch's picture of them passes, and a loop could be made of them.
+"""Calls that eager refuses although fakes of their operands pass, and a loop could be made of them.
 
     torch.zeros(3, dtype=torch.bool).argmin()       RuntimeError: argmin(): does not support bool input
 
@@ -7,7 +7,7 @@ for calls that are alike: on zeros, of a few elements where the call has no argu
 about: those of float32 and float64, of which every operator has a kernel, are not, unless there is nothing in a tensor.
 
 A refusal that comes of types alone is told from one that comes of the small sizes by making the same call with other
-types, which must pass. With the very sizes of the graph any error counts: the picture passed.
+types, which must pass. With the very sizes of the graph any error counts: the fakes passed.
 
 A graph with such a call raises whatever is computed for it. It runs in eager, operator by operator, as it was captured,
 before any pass can take the call apart or see that nobody needs it.
@@ -26,7 +26,7 @@ import torch
 from ferrite.capture import is_operator, is_random, is_view, schema, torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value, is_elementwise, leaves, model_line
-from ferrite.lower.pictures import is_plain
+from ferrite.lower.fake_operands import is_plain
 from ferrite.lower.probes import as_in_eager
 from ferrite.lower.table import how_lowered, template_kind
 
@@ -38,7 +38,7 @@ MAX_ELEMENTS = 1 << 16  # of all operands and results of a call that is made
 # Elementwise calls that may fail on zeros are made on ones too. Other calls may take what they are given for indices,
 # of which zero alone is a place that every tensor has.
 ALSO_ELEMENTWISE = frozenset({aten.floor_divide.default})
-KNOW_NO_FLOATS = frozenset({aten.bitwise_not.default})  # and torch's picture of them passes
+KNOW_NO_FLOATS = frozenset({aten.bitwise_not.default})  # and fakes of their operands pass
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class NotAsked(Exception):
 def refused_by_eager(gm: torch.fx.GraphModule) -> Refusal | None:
     """Why eager raises an error in this graph, or in one that it runs, if a call shows that it does.
 
-    Operators that autograd calls are not asked about: eager may call them with other types. Torch's picture of the
+    Operators that autograd calls are not asked about: eager may call them with other types. Torch's fake value of the
     backward of a layer norm under autocast mixes some that its kernel does not take.
     """
     for module in gm.modules():
@@ -202,11 +202,11 @@ def refusal_of_types(call: ProbedCall, grows: bool) -> tuple[bool, str | None]:
 
 @functools.lru_cache(4096)
 def makes_few_elements(call: ProbedCall) -> bool:
-    """Whether the results of a call are small, by torch's picture of them. What that is an error for, is one for eager
-    before anything is computed; where there is no picture, nobody knows."""
+    """Whether the results of a call are small, by their fake values. What that is an error for, is one for eager
+    before anything is computed; where there is no fake value, nobody knows."""
     try:
         with as_in_eager():
-            made = call.mapped(lambda each: each.value if isinstance(each, ProbedConstant) else pictured(each))
+            made = call.mapped(lambda each: each.value if isinstance(each, ProbedConstant) else fake_of(each))
             result = call.target(*made.args, **made.kwargs)
     except NotImplementedError:
         return False
@@ -219,7 +219,7 @@ def elements_in(operands: Sequence[ProbedOperand]) -> int:
     return sum(math.prod(each.sizes) for each in operands)
 
 
-def pictured(operand: ProbedOperand) -> torch.Tensor:
+def fake_of(operand: ProbedOperand) -> torch.Tensor:
     return torch.empty(operand.sizes, dtype=operand.dtype, device="meta")
 
 
@@ -233,7 +233,7 @@ def passes_but_for_types(call: ProbedCall) -> tuple[bool, str | None]:
 
 @functools.lru_cache(4096)
 def refusal_of_sizes(call: ProbedCall) -> str | None:
-    """What eager says to a call with the sizes that it has, where torch's picture of it passes."""
+    """What eager says to a call with the sizes that it has, where fakes of its operands pass."""
     error = raised(call)
     return None if error is None else said(error)
 

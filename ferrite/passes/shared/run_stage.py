@@ -1,4 +1,4 @@
-"""How the public doors run one stage on any graph: `ferrite.passes.post_grad_passes(gm)`."""
+"""One stage run on any graph, as users may: `ferrite.passes.post_grad_passes(gm)`."""
 
 from __future__ import annotations
 

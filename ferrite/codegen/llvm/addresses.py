@@ -30,8 +30,8 @@ class Addresses:
     def __init__(self, emission: Emission, indices: Indices) -> None:
         self.e, self.indices = emission, indices
 
-    def of(self, memory: Memory, coordinates: Sequence[Index], element: str) -> list[Address]:
-        """The place in every copy; a single one where they agree."""
+    def of(self, memory: Memory, coordinates: Sequence[Index], element: str, width: int = 1) -> list[Address]:
+        """The place in every copy; a single one where they agree. What is loaded there has so many elements."""
         flat = flat_index(memory, coordinates)
         copies = self.indices.copies(flat)
         shifts = self.constant_shifts(flat) if copies > 1 else None
@@ -44,7 +44,7 @@ class Addresses:
                 continue
             at = 0 if shifts is not None else replica
             base = self.pointer(memory, flat, at, element, shifts[replica] if shifts else 0)
-            made.append(self.moved(base, axis, factor, at, element))
+            made.append(self.moved(base, axis, factor, at, element, width))
         return made
 
     def moving_axis(self, flat: Index) -> Axis | None:
@@ -86,15 +86,15 @@ class Addresses:
                 total[replica] += factor.value * shifts[replica * len(shifts) // self.e.replicas]
         return [shift - total[0] for shift in total]
 
-    def moved(self, base: str, axis: Axis | None, factor: Index, replica: int, element: str) -> Address:
+    def moved(self, base: str, axis: Axis | None, factor: Index, replica: int, element: str, width: int = 1) -> Address:
         if axis is None or factor is ZERO:
             return Address("one", (base,))
         offsets, plain = self.e.axes[axis].offsets, not self.e.axes[axis].repeats
-        if factor is ONE and plain:
+        if factor is number(width) and plain:
             return Address("row", (base,))
-        if factor is number(-1) and plain:
+        if width == 1 and factor is number(-1) and plain:
             return Address("back", (self.beyond(base, LaneIndex(str(1 - len(offsets))), element),))
-        if isinstance(factor, Number) and factor.value in SHORT_STEPS and plain:
+        if isinstance(factor, Number) and factor.value in SHORT_STEPS and plain and width == 1:
             return Address("step", (base,), factor.value)
         step = self.indices.at(factor, replica, "i64", lane_zero=True)
         places = [self.indices.multiply(step, LaneIndex(offset), "i64") for offset in offsets]

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ferrite.codegen.host_parts import (
+from ferrite.codegen.host.pieces import (
     comparison,
     first_line,
     gives_contiguous,
@@ -33,11 +33,11 @@ from ferrite.codegen.host_parts import (
     read_by_strides,
     tensors_of,
 )
-from ferrite.codegen.host_recording import PartLines, Recording, Segment, segments, with_parts
-from ferrite.codegen.host_runs import KernelNumbers, run_table, slot_text
-from ferrite.codegen.host_source import HostSource
-from ferrite.codegen.host_spelling import EagerSpelling, HostSpelling
-from ferrite.codegen.host_views import UntrackedViews, untracked_views_of
+from ferrite.codegen.host.recording import PartLines, Recording, Segment, segments, with_parts
+from ferrite.codegen.host.runs import KernelNumbers, run_table, slot_text
+from ferrite.codegen.host.source import HostSource
+from ferrite.codegen.host.spelling import EagerSpelling, HostSpelling
+from ferrite.codegen.host.views import UntrackedViews, untracked_views_of
 from ferrite.codegen.small_programs import small_program
 from ferrite.graph import ModelLine
 from ferrite.ir import Expr, Index, Symbol
