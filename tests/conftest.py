@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -109,11 +110,20 @@ def survivors_are_frozen() -> Iterator[None]:
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def new_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders that are not there yet. `tmp_path` would make one for each test, and look through all before it."""
+    folder = tmp_path_factory.mktemp("caches")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def fresh_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+def fresh_compiler(
+    new_folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[None]:
     """No compiled code, options, files or random state are shared between tests."""
     torch.manual_seed(0)
-    monkeypatch.setenv("FERRITE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("FERRITE_CACHE_DIR", str(next(new_folders)))
     monkeypatch.setenv("FERRITE_CACHE", "0")  # a fixture below switches it on
     monkeypatch.setenv("FERRITE_EXECUTOR", str(request.config.getoption("--executor")))
     checked = request.config.getoption("--check-bounds") or request.path.parent.name == "fuzz"
