@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from tests.fresh_process import FreshProcess
 Program = Callable[[int], Any]
 PATIENCE = float(os.environ.get("RANKS_PATIENCE", "30"))  # seconds that a rank may take
 NOT_IN_EAGER = 77  # how a rank ends that failed before anything was compiled
+LOGS = os.environ.get("RANKS_LOGS")  # a folder for what ranks print, for a look at times and at hangs
 OF_SEVERAL = ("random", "agreements")  # programs that say nothing on one rank
 CODE = "from tests.gpu_ranks import main; main()"
 
@@ -64,6 +66,8 @@ def assert_runs(setting: str, program: str, patience: float = PATIENCE) -> None:
         ends = [child.result(patience + 20) for child in children]
     text = "\n".join(f"--- rank {rank}: {end.returncode}\n{end.stderr}" for rank, end in enumerate(ends))
     codes = [end.returncode for end in ends]
+    if LOGS is not None:
+        Path(LOGS, f"{setting}, {program}.txt".replace("/", "-")).write_text(text)
     if NOT_IN_EAGER in codes:
         pytest.skip(f"torch itself cannot: {text[-2000:]}")
     assert not any(codes), text[-20_000:]
@@ -73,8 +77,11 @@ def assert_runs(setting: str, program: str, patience: float = PATIENCE) -> None:
 
 
 def main() -> None:
+    from ferrite.runtime.cuda import workers
+
     name, program, number = sys.argv[1:4]
     setting, rank, patience = SETTINGS[name], int(number), float(os.environ["RANKS_PATIENCE"])
+    workers.MAX_WORKERS = 2  # many ranks of many programs compile side by side
     faulthandler.enable()
     faulthandler.dump_traceback_later(patience, exit=True)
     begin = time.perf_counter()

@@ -65,6 +65,7 @@ class Builder:
         self.symbols: dict[str, Expr] = {}  # numbers that are no index, by the names torch has for them
         self.numbers: dict[Expr, Any] = {}  # and torch's fake value of such a number
         self.bound: set[Symbol] = set()  # symbols that have their values by now
+        self.given: set[Symbol] = set()  # those that are inputs
         self.asserted: set[Expr] = set()  # conditions on them that hold by now
         # what is still open
         self.pending: dict[Box, None] = {}  # boxes whose expressions read memory that may still be written

@@ -7,8 +7,10 @@ the generator past as many as a thread takes. `native_dropout` reads vectors of 
     thread 0 takes elements 0 to V - 1, thread 1 the next V, ..., the last thread V; then it is thread 0's turn again
 
 so that element e is drawn by thread e // V % threads, as word e // (V * threads) * V + e % V behind where the draw
-began. V is as large as 16 bytes allow, where it divides the number of elements and the operand lies accordingly. Where
-V is less than four, neighbours would share no block, which makes a kernel slower than torch's: it stays a call.
+began. V is as large as 16 bytes allow, where it divides the number of elements and the operand lies accordingly. (Of an
+unknown number, it is what it was for the number that was seen; each call of the program asks whether it still is, and
+is done operator by operator where it is not.) Where V is less than four, neighbours would share no block, which makes
+a kernel slower than torch's: it stays a call.
 
 `rand` and its like have a thread for each element, as long as there are threads; then it is thread 0's turn again:
 
@@ -56,6 +58,7 @@ VECTOR_BYTES = 16
 MIN_VECTOR = 4  # elements: as many as a block has words
 THREAD_GROUP = 256  # threads that are started together
 GIVEN = ("input", "donated", "constant")
+Multiples = tuple[tuple[Index, int], ...]
 
 
 def draw_for_dropout(ctx: Builder, x: Value) -> Expr:
@@ -67,9 +70,9 @@ def draw_for_dropout(ctx: Builder, x: Value) -> Expr:
         raise NotLowered(f"which numbers are drawn for {x.dtype} is not known")
     elements = elements_of(x.sizes)
     aligned = input_to_align(ctx, x)
-    vector = vector_elements(ctx, x, elements, aligned)
+    vector, multiples = vector_elements(ctx, x, elements, aligned)
     threads = threads_for(elements, most)
-    seed, first = begin_draw(ctx, x.device, (elements - 1) // (threads * 4) + 1, aligned)
+    seed, first = begin_draw(ctx, x.device, (elements - 1) // (threads * 4) + 1, aligned, multiples)
     counter, stream = dropout_numbers(flat_places(x.sizes), first, vector, threads)
     return Random.intern("curand_uniform", index_value(seed), counter, stream, torch.float32)
 
@@ -135,8 +138,8 @@ def input_to_align(ctx: Builder, x: Value) -> str | None:
     return buffer.name
 
 
-def vector_elements(ctx: Builder, x: Value, elements: Index, aligned: str | None) -> int:
-    """How many elements a thread of eager's kernel reads at once."""
+def vector_elements(ctx: Builder, x: Value, elements: Index, aligned: str | None) -> tuple[int, Multiples]:
+    """How many elements a thread of eager's kernel reads at once, and what must be a multiple of what for that."""
     fake = x.fake
     if fake is None or not torch_operators.known_contiguous(fake):
         raise NotLowered("which numbers are drawn for a tensor with gaps or other strides is not known")
@@ -144,15 +147,23 @@ def vector_elements(ctx: Builder, x: Value, elements: Index, aligned: str | None
     if aligned is None and ctx.index(fake.storage_offset()) % most is not ZERO:
         raise NotLowered("its operand does not begin at a multiple of 16 bytes")
     if elements % most is ZERO:
-        return most
+        return most, ()
     if isinstance(elements, Number) and elements % MIN_VECTOR is ZERO:
-        return MIN_VECTOR
+        return MIN_VECTOR, ()
+    if ctx.given.issuperset(symbols_in(elements)) and symbols_in(elements):
+        seen = torch_api.size_hint(fake.numel())
+        if seen % most == 0:
+            return most, ((elements, most),)
+        if seen % MIN_VECTOR == 0:  # and no multiple of what is twice as much
+            return MIN_VECTOR, ((elements + MIN_VECTOR, most),)
     raise NotLowered("how many elements there are is no multiple of what a thread reads at once")
 
 
-def begin_draw(ctx: Builder, device: torch.device, blocks: Index, aligned: str | None) -> tuple[Symbol, Symbol]:
+def begin_draw(
+    ctx: Builder, device: torch.device, blocks: Index, aligned: str | None, multiples: Multiples = ()
+) -> tuple[Symbol, Symbol]:
     """The seed of a device's generator, and the block at which a draw begins that takes so many of each stream.
-    `aligned`: an input that must lie at a multiple of 16 bytes."""
+    `aligned`: an input that must lie at a multiple of 16 bytes; `multiples`: numbers over sizes that must be some."""
     place, inputs = ctx.random_state, (aligned,) if aligned is not None else ()
     if place is not None:
         state: Any = ctx.operations[place]
@@ -160,7 +171,9 @@ def begin_draw(ctx: Builder, device: torch.device, blocks: Index, aligned: str |
         if state.device == device and known.issuperset(symbols_in(blocks)):
             first = symbol(f"{state.seed.name}_draw{len(state.draws)}", 0)
             inputs = tuple(dict.fromkeys((*state.aligned, *inputs)))
-            ctx.operations[place] = replace(state, draws=(*state.draws, (first, blocks)), aligned=inputs)
+            even = tuple(dict.fromkeys((*state.multiples, *multiples)))
+            draws = (*state.draws, (first, blocks))
+            ctx.operations[place] = replace(state, draws=draws, aligned=inputs, multiples=even)
             ctx.bound.add(first)
             return state.seed, first
     # as early as it can be: what is between two runs of kernels makes them two
@@ -168,7 +181,7 @@ def begin_draw(ctx: Builder, device: torch.device, blocks: Index, aligned: str |
     while place and not has_effect(ctx.operations[place - 1]) and needed.isdisjoint(defines(ctx.operations[place - 1])):
         place -= 1
     seed, first = symbol(f"seed{len(ctx.operations)}"), symbol(f"seed{len(ctx.operations)}_draw0", 0)
-    ctx.operations.insert(place, RandomState(device, seed, ((first, blocks),), inputs, ctx.origin))
+    ctx.operations.insert(place, RandomState(device, seed, ((first, blocks),), inputs, multiples, ctx.origin))
     ctx.random_state = place
     ctx.bound |= {seed, first}
     return seed, first

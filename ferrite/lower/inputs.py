@@ -33,6 +33,7 @@ def new_input(ctx: Builder, node: torch.fx.Node, is_donated: bool) -> tuple[Inpu
         index = ctx.sizes.index(fake)
         received = index if isinstance(index, Symbol) and index not in ctx.bound else symbol(node.name)
         ctx.bound.add(received)
+        ctx.given.add(received)
         return received, fake
     if isinstance(fake, (float, torch.SymFloat, torch.SymBool)):
         return Constant(node.name), number_input(ctx, node.name, fake)

@@ -35,7 +35,7 @@ def program_outputs(ctx: Builder, values: Values, results: Sequence[Any], stride
             else:
                 returned[key] = buffer_of(ctx, value, fake)
         outputs.append(returned[key])
-    return tuple(tensors_apart(ctx, results, outputs))
+    return tuple(tensors_apart(ctx, values, results, outputs))
 
 
 def body_outputs(ctx: Builder, values: Values, results: Sequence[Any], strides: Sequence[Any]) -> tuple[Output, ...]:
@@ -55,7 +55,7 @@ def body_outputs(ctx: Builder, values: Values, results: Sequence[Any], strides: 
         name = output_with(ctx, value, fake, dense) if is_own else buffer_of_copy(ctx, value, dense)
         returned.add(ctx.buffers[name].storage)
         outputs.append(name)
-    return tuple(tensors_apart(ctx, results, outputs))
+    return tuple(tensors_apart(ctx, values, results, outputs))
 
 
 def value_and_fake(
@@ -102,11 +102,17 @@ def output_with(ctx: Builder, value: Value, fake: torch.Tensor, strides: tuple[I
     return buffer_of_copy(ctx, value, strides)
 
 
-def tensors_apart(ctx: Builder, results: Sequence[Any], outputs: Sequence[Output]) -> Iterator[Output]:
+def tensors_apart(
+    ctx: Builder, values: Values, results: Sequence[Any], outputs: Sequence[Output]
+) -> Iterator[Output]:
     """Two results of eager are two tensors, even where both are the same elements of one memory. The one that was
-    computed first owns it: the others are views of it, and autograd tells a view from its base."""
+    computed first owns it: the others are views of it, and autograd tells a view from its base. A view that is returned
+    twice is one tensor, which no input is: autograd makes two of an input."""
     named = [pair for pair in zip(results, outputs, strict=True) if isinstance(pair[1], str)]
     owner = {output: result for result, output in sorted(named, key=operator.itemgetter(0), reverse=True)}
+    if len(owner) < len(named):
+        inputs = {value.box.buffer: node for node, value in values.items() if is_input(node, value)}
+        owner |= {output: inputs[output] for output in owner if output in inputs}
     views: dict[Any, str] = {}  # one tensor may be returned twice, as a view of another too
     for result, output in zip(results, outputs, strict=True):
         same = isinstance(output, str) and owner[output] is not result
@@ -117,3 +123,7 @@ def tensors_apart(ctx: Builder, results: Sequence[Any], outputs: Sequence[Output
             yield views[result, output]
         else:
             yield output
+
+
+def is_input(node: torch.fx.Node, value: Any) -> bool:
+    return node.op == "placeholder" and isinstance(value, Value)

@@ -34,6 +34,7 @@ from ferrite.graph import (
     mode_of,
     model_line,
     mutates,
+    same_number,
     storages_of,
     stream_of,
 )
@@ -243,6 +244,7 @@ class Engine:
             or self.placement_problem(matched, draws_anew(rule))
             or self.views_problem(matched)
             or self.order_problem(pairs, min(old), writer, draws_anew(rule))
+            or self.gradient_problem(pairs, writer)
         )
         if problem is not None:
             return problem
@@ -277,6 +279,21 @@ class Engine:
             memory = storages_of(node).intersection(*map(storages_of, node.all_input_nodes[:1])) & self.sharing.written
             if not memory.isdisjoint(self.sharing.differentiated):
                 return Refusal(f"{node.name} views memory that is written to and differentiated")
+        return None
+
+    def gradient_problem(self, pairs: Sequence[Pair], writer: Writer) -> Refusal | None:
+        """The gradient of an input has the strides along dimensions of one that its last call gives it, and autograd
+        keeps them: that of `x.split(1)[0]` is a copy, with x of (1, 1), and that of `pad(x, (1, 0))` a part of a row."""
+        if self.context.is_inference:
+            return None
+        for before, after in pairs:
+            value = fake_value(after)
+            if after in writer.made or not isinstance(value, torch.Tensor):
+                continue
+            if any(same_number(size, 1) for size in value.shape) and not storages_of(after).isdisjoint(
+                self.sharing.with_gradients
+            ):
+                return Refusal(f"the gradient of {after.name} would no longer go through {before.name}")
         return None
 
     def order_problem(

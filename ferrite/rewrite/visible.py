@@ -19,6 +19,7 @@ from ferrite.graph import (
     mutates,
     same_metadata,
     same_sizes,
+    says_so,
     storages_in,
     storages_of,
 )
@@ -105,6 +106,12 @@ class VisibleMemory:
         self.readers = collections.Counter(each for found in self.outputs.values() for each in found)
 
     @functools.cached_property
+    def with_gradients(self) -> frozenset[Storage]:
+        """The memory of inputs that are given a gradient."""
+        leaves = (node for node in self.graph.nodes if node.op in ("placeholder", "get_attr") and says_so(node))
+        return frozenset().union(*map(storages_of, leaves))
+
+    @functools.cached_property
     def differentiated(self) -> frozenset[Storage]:
         """The memory of values that require a gradient, before or after they are written. Of written memory a rewrite
         changes nothing, so it holds for as long as `written` does."""
@@ -121,6 +128,8 @@ class VisibleMemory:
                 return Refusal(f"a hook sees the gradient of {before.name} alone")
             same = set(maybe_itself(after))
             mine = set() if before not in self.outputs and before in later_selves(after) else self.returned_as(before)
+            if len(mine) > 1:  # `y, y.flatten()` is one tensor twice as long as the same call makes it
+                return Refusal(f"outputs {' and '.join(sorted(each.name for each in mine))} may be one tensor")
             if mine:
                 taken = {output for each in same for output in self.returned_as(each)} - mine
                 if taken or any(each.op == "placeholder" or each in self.outputs or each in returned for each in same):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import ferrite
 from ferrite.runtime.collective_errors import collective_at
 from tests.compare import compile_strict, reset
-from tests.distributed.programs import c10d
+from tests.distributed.programs import c10d, reduced
 from tests.ranks import Failed, assert_none_failed, join, on_ranks, outcomes
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
@@ -222,3 +222,28 @@ def test_what_is_waited_for_is_found_in_the_program():
         "all_gather_into_tensor",
         "not known",
     ]
+
+
+def test_a_process_may_be_in_one_job_after_another():
+    """What was compiled in a job that is over does not count in the next one, where it may not have been everywhere."""
+
+    def work(rank: int) -> str:
+        if rank == 0:
+            calls(lambda x, y: reduced(x) @ y, inputs(rank))
+        else:
+            reduced(inputs(rank)[0])
+            reduced(inputs(rank)[0])
+        dist.destroy_process_group()
+        join(rank, RANKS, "store of the second job", PATIENCE)
+        try:
+            op = "max" if rank else "sum"
+            if rank == 1:
+                time.sleep(1)
+            reset()
+            calls(lambda x, y: reduced(x, op) @ y, inputs(rank))
+        except Exception as problem:
+            return str(problem)
+        return ""
+
+    found = on_ranks(work, timeout=PATIENCE)
+    assert "rank 1 would not send the same as rank 0" in found[1]

@@ -89,7 +89,7 @@ def tensor_parallel(is_sequence: bool = False) -> Program:
 
         compare(build, 0)  # all ranks read the same batch
         found = ferrite.last_compile().communication
-        assert {group.kind for _, graph in found.graphs for group in graph.collectives}
+        assert found.collectives or dist.get_world_size() == 1  # of one rank nothing is asked
         return found.collectives
 
     return program
@@ -268,7 +268,7 @@ def spread_attention(kind: type[nn.Module]) -> Program:
 
         found = compare(build, rank, steps=3, everywhere=False)
         assert len(found.losses) == 3
-        assert ferrite.last_compile().communication.collectives
+        assert ferrite.last_compile().communication.collectives or dist.get_world_size() == 1
 
     return program
 

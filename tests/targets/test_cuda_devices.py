@@ -59,6 +59,10 @@ def compiled(function, devices, given, target, random_threads=no_threads, option
         graph = make_fx(function, tracing_mode="fake")(*pictures)
     if options is not None:
         post_grad_passes(graph, is_inference=True, options=Options(**options))
+    return compiled_graph(graph, target, random_threads)
+
+
+def compiled_graph(graph, target, random_threads=no_threads):
     targets = {"cpu": CPU, "cuda": target}
     lowered = lower_module(graph, kernels_on=targets, random_threads=random_threads)
     verify_program(lowered.program)

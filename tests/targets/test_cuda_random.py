@@ -23,7 +23,7 @@ from ferrite.capture.aot import complete_drawn_again
 from ferrite.ir.program import RandomState, call_of, has_effect, interpret, parse, verify_program
 from ferrite.lower.graph import lower_module
 from ferrite.runtime import run_in_eager
-from tests.targets.test_cuda_devices import compiled
+from tests.targets.test_cuda_devices import compiled, compiled_graph
 from tests.targets.test_cuda_devices import gpus as gpus
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -239,8 +239,35 @@ def test_sizes_that_vary(generator):
         assert generator.offset == start + growth(rows * 128)
 
 
-def test_sizes_that_may_be_no_multiples_of_four():
-    program = lowered(lambda x: torch.native_dropout(x + 1, 0.5, True), torch.empty(6, 126), tracing_mode="symbolic")
+@pytest.mark.parametrize(("dtype", "seen", "multiple"), [
+    (torch.float32, 124, 4), (torch.float32, 128, 4), (torch.bfloat16, 128, 8), (torch.bfloat16, 124, 8),
+], ids=str)  # fmt: skip
+def test_sizes_that_are_multiples_of_what_was_seen(gpus, generator, dtype, seen, multiple):
+    """Eager reads as many elements at once as divide their number: each call asks whether that is as before."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    size = mode.from_tensor(torch.empty(seen)).shape[0]
+    with mode:
+        x = torch.empty(size, dtype=dtype, device="cuda:0")
+        graph = make_fx(lambda size, x: torch.native_dropout(x + 1, 0.5, True), tracing_mode="symbolic")(size, x)
+    source, run = compiled_graph(graph, gpus, threads)
+    (asked,) = [line for line in source.text.splitlines() if "is_recording()" in line]
+    assert f") % {multiple}: return in_eager(args)" in asked
+    for count in (seen, seen + 2 * multiple, 40 * multiple + seen, seen + multiple // 2, seen + 1):
+        x, start = torch.randn(count).to(dtype), generator.offset
+        torch.manual_seed(3)
+        result, mask = run(count, x)
+        if (count - seen) % multiple:
+            torch.manual_seed(3)
+            assert torch.equal(mask, torch.native_dropout(x + 1, 0.5, True)[1])
+            assert generator.offset == start
+        else:
+            expected = mask_of(count, dtype.itemsize, 0.5, generator.seed, start)
+            assert torch.equal(mask, expected)
+        assert torch.equal(result, (x + 1) * mask * 2)
+
+
+def test_sizes_that_were_no_multiples_of_four():
+    program = lowered(lambda x: torch.native_dropout(x + 1, 0.5, True), torch.empty(3, 126), tracing_mode="symbolic")
     assert not any(isinstance(each, RandomState) for each in program.operations)
 
 

@@ -284,7 +284,9 @@ class _Printer:
         aligned = dict.fromkeys(name for step in states for name in step.aligned)
         addresses = " | ".join(f"{name}.data_ptr()" for name in aligned)
         unaligned = f" or ({addresses}) % {ALIGNMENT}" if aligned else ""
-        return f"if is_recording(){unaligned}: return in_eager(args)"
+        multiples = dict.fromkeys(pair for step in states for pair in step.multiples)
+        uneven = "".join(f" or ({index.text}) % {divisor}" for index, divisor in multiples)
+        return f"if is_recording(){unaligned}{uneven}: return in_eager(args)"
 
     def random_state(self, step: RandomState) -> Iterator[str]:
         """Each draw begins where the one before it ends."""

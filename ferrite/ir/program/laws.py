@@ -38,6 +38,7 @@ from ferrite.ir.program.nodes import (
     Invoke,
     Operation,
     Program,
+    RandomState,
     Wait,
     While,
     call_of,
@@ -162,6 +163,10 @@ class _Check:
         for access in written:
             self.writes(access, operation)
         check_operation(operation, self.buffers)
+        if isinstance(operation, RandomState):
+            asked = {each for index, _ in operation.multiples for each in symbols_in(index)}
+            if not asked.issubset(each for each in self.program.inputs if isinstance(each, Symbol)):
+                raise InvalidProgram("P16", "what must be a multiple is asked before anything is done, of inputs alone")
         self.collective(operation, read, written)
         call = call_of(operation)
         if call is not None:

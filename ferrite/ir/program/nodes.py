@@ -203,12 +203,14 @@ class RandomState:
     """Where a GPU's default generator is, for `Random` of the kind `curand_uniform`: its seed becomes a symbol, and for
     each of several draws the block of four words that it begins with. `draws`: these symbols, each with how many
     blocks a stream takes. It moves the generator past them all, so it is never dropped, and keeps its place. `aligned`:
-    inputs that lie at multiples of 16 bytes, or else eager would draw other numbers than the program does."""
+    inputs that lie at multiples of 16 bytes, or else eager would draw other numbers than the program does. `multiples`:
+    so with numbers over the sizes that the program is given, each with what it is a multiple of."""
 
     device: torch.device
     seed: Symbol
     draws: tuple[tuple[Symbol, Index], ...]
     aligned: tuple[str, ...] = ()
+    multiples: tuple[tuple[Index, int], ...] = ()
     origin: Origin = field(default=NOWHERE, compare=False)
 
 

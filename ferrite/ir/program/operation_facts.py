@@ -248,6 +248,7 @@ def symbols(operation: Operation) -> frozenset[Symbol]:
     if isinstance(operation, If) and isinstance(operation.predicate, Index):
         indices.append(operation.predicate)
     if isinstance(operation, RandomState):
+        indices += [index for index, _ in operation.multiples]
         indices += [blocks for _symbol, blocks in operation.draws]
     return frozenset(symbol for index in indices for symbol in symbols_in(index))
 

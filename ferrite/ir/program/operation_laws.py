@@ -133,7 +133,9 @@ def _fits(operation: Operation, buffers: Buffers) -> None:
                 raise InvalidProgram("P16", f"{name} has no dimension {axis}")
         case Seeds(target=target) if buffers[target].dtype != torch.int64:
             raise InvalidProgram("P16", f"seeds are i64, but {typed(buffers[target])}")
-        case RandomState(device=device, draws=draws, aligned=aligned):
+        case RandomState(device=device, draws=draws, aligned=aligned, multiples=multiples):
+            if any(divisor < 1 for _index, divisor in multiples):
+                raise InvalidProgram("P16", "nothing is a multiple of no number")
             if device.type != "cuda" or not draws:
                 raise InvalidProgram("P16", f"{len(draws)} draws from a generator of {device}, which has no such state")
             if any(blocks.low is None or blocks.low < 0 for _symbol, blocks in draws):

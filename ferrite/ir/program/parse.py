@@ -315,7 +315,7 @@ class ProgramReader(CallReader, AttentionReader):
         return DeviceCopy(self.name(parts["source"]), self.name(parts["target"]), blocking)
 
     def random_state(self, node: ast.Call) -> RandomState:
-        parts = self.bound(node, "device seed draws", "aligned")
+        parts = self.bound(node, "device seed draws", "aligned multiples")
         draws = []
         for item in self.items(parts["draws"]):
             match item:
@@ -324,7 +324,15 @@ class ProgramReader(CallReader, AttentionReader):
                 case _:
                     raise self.unexpected(item, "(symbol, blocks)")
         seed = self.symbol(node, self.name(parts["seed"]))
-        return RandomState(self.device(parts["device"]), seed, tuple(draws), self.names(parts.get("aligned")))
+        multiples = []
+        for item in self.items(parts["multiples"]) if "multiples" in parts else ():
+            match item:
+                case ast.Tuple(elts=[index, divisor]):
+                    multiples.append((self.index(index), self.literal(divisor, int, "a number")))
+                case _:
+                    raise self.unexpected(item, "(number, divisor)")
+        aligned = self.names(parts.get("aligned"))
+        return RandomState(self.device(parts["device"]), seed, tuple(draws), aligned, tuple(multiples))
 
     # --- control flow -------------------------------------------------------------------------------------------------
 

@@ -216,7 +216,9 @@ class _ProgramText:
             case RandomState():
                 draws = ", ".join(f"({symbol.name}, {blocks})" for symbol, blocks in operation.draws)
                 aligned = f", aligned=[{', '.join(operation.aligned)}]" if operation.aligned else ""
-                return [], f"random_state({str(operation.device)!r}, {operation.seed.name}, [{draws}]{aligned})"
+                even = ", ".join(f"({index}, {divisor})" for index, divisor in operation.multiples)
+                even = f", multiples=[{even}]" if even else ""
+                return [], f"random_state({str(operation.device)!r}, {operation.seed.name}, [{draws}]{aligned}{even})"
             case Item():
                 return [], f"{operation.symbol.name} = item({operation.source})"
             case Bind():

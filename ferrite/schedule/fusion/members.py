@@ -203,6 +203,22 @@ def deciding(access: MemoryAccess, axes: frozenset[Axis], buffer: Buffer) -> fro
     return idle | plain
 
 
+def moved(member: Member, new: Mapping[Axis, Index], over: Mapping[Axis, tuple[Axis, ...]]) -> Member:
+    """A member with indices in the place of axes, over others."""
+
+    def renamed(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+        found = [over.get(item, (item,)) for item in axes]
+        return tuple(each for some in found for each in some)
+
+    operation = with_indices(member.operation, new, renamed)
+    accesses = tuple(
+        replace(access, coordinates=tuple(in_indices(at, new) for at in access.coordinates))
+        for access in member.accesses
+    )
+    free = frozenset(renamed(item for item in member.axes if item in member.free))
+    return Member(operation, renamed(member.axes), accesses, free)
+
+
 def is_in_pieces(member: Member, rows: tuple[Axis, ...]) -> bool:
     """Whether a member reduces columns, and has more rows than these: pieces, which would not be shared."""
     if not member.reduced or member.favourite not in rows:

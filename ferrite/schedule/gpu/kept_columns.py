@@ -9,23 +9,48 @@
 
 The members of such a group have no rows in common but the pieces: `row_axes` says which axis of each member is the row
 in a piece.
+
+Of an unknown number of columns, registers hold as many as were seen. Where there turn out to be more, which is asked
+once, the same kernel adds each row to its line of `partial` in memory, a block at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ferrite.ir import ONE, STATES, Axis, Expr, Index, Load, Masked, cast, data_of, flat_extent, nodes_of, substitute
+import torch
+
+from ferrite.ir import (
+    ONE,
+    STATES,
+    Axis,
+    Expr,
+    Index,
+    Load,
+    Masked,
+    Symbol,
+    axis,
+    cast,
+    compare,
+    data_of,
+    flat_extent,
+    index_value,
+    minimum,
+    nodes_of,
+    number,
+    op,
+    substitute,
+)
 from ferrite.ir.kernel import Accumulate, Loop, Scratch, Statement, Store, When, nodes_in, walk
 from ferrite.ir.program import Compute, Reduce
 from ferrite.ir.program import Store as ProgramStore
 from ferrite.machines import GpuMachine
-from ferrite.schedule.fusion.accesses import BufferTable, counterparts, likely_points, step_of
+from ferrite.schedule.fusion.accesses import BufferTable, counterparts, likely, likely_points, step_of
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.members import Member, member_of
+from ferrite.schedule.fusion.members import Member, member_of, moved
 from ferrite.schedule.fusion.nests import Nest
-from ferrite.schedule.gpu.blocks import whole_elements, whole_lanes
+from ferrite.schedule.gpu.blocks import blocked, power_above, whole_elements, whole_lanes
 from ferrite.schedule.gpu.rows import nest_loops
 from ferrite.schedule.gpu.simplify import simplified
 from ferrite.schedule.loops.axes import Body, collapse, nested, with_values
@@ -100,8 +125,9 @@ def can_keep_columns(members: Sequence[Member], rows: Sequence[Axis], machine: G
     if row_of is None:
         return False
     columns = [is_column_piece(member, rows) for member in members]
+    limit = column_limit(members, rows, row_of)
     sizes = [
-        whole_elements([item for item in member.axes if item not in rows and item is not row])
+        whole_elements([limited(item, limit) for item in member.axes if item not in rows and item is not row])
         for member, row in zip(members, row_of, strict=True)
     ]
     if not all(size is not None and size * (sum(columns) + 1) <= room for size in sizes):
@@ -112,6 +138,48 @@ def can_keep_columns(members: Sequence[Member], rows: Sequence[Axis], machine: G
         for second in range(len(members))
         if first != second
     )
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A number of columns that sizes decide, and lanes that held those that were seen."""
+
+    extent: Index
+    lanes: int
+
+    @property
+    def shorter(self) -> Index:
+        return minimum(self.extent, number(self.lanes))
+
+
+def column_limit(members: Sequence[Member], rows: Sequence[Axis], row_of: Sequence[Axis]) -> Limit | None:
+    """None where the number of columns is bounded, or where nobody knows what it is likely to be."""
+    extents = {
+        item.extent
+        for member, row in zip(members, row_of, strict=True)
+        for item in member.axes
+        if item not in rows and item is not row and item.extent.high is None
+    }
+    if len(extents) != 1:
+        return None
+    (extent,) = extents
+    seen = all(isinstance(atom, Symbol) and atom.likely for atom in extent.atoms)
+    return Limit(extent, power_above(likely(extent))) if seen else None
+
+
+def limited(item: Axis, limit: Limit | None) -> Axis:
+    """An axis of columns that ends where the lanes do."""
+    return axis(item.name, limit.shorter) if limit is not None and item.extent is limit.extent else item
+
+
+def with_limit(group: Group, row_of: Sequence[Axis], limit: Limit) -> Group:
+    """The group with columns that lanes hold."""
+    found = Group(group.rows, device=group.device)
+    for member, row in zip(group.members, row_of, strict=True):
+        columns = [item for item in member.axes if item is not row and item not in group.rows]
+        new = {item: limited(item, limit) for item in columns}
+        found.add(moved(member, new, {old: (each,) for old, each in new.items()}))
+    return found
 
 
 def meet_in_one_row(
@@ -135,13 +203,16 @@ def meet_in_one_row(
 
 
 class KeptColumns:
-    """A group of rows and columns as one of rows: the columns are stores into tiles that outlive a row."""
+    """A group of rows and columns as one of rows: the columns are stores into tiles that outlive a row. `in_memory`: or
+    into memory, whose lines are too long for registers."""
 
-    def __init__(self, group: Group, row_of: Sequence[Axis], buffer_table: BufferTable) -> None:
+    def __init__(
+        self, group: Group, row_of: Sequence[Axis], buffer_table: BufferTable, in_memory: bool = False
+    ) -> None:
         self.pieces = group.rows
         self.row = next(item for item, member in zip(row_of, group.members, strict=True) if item not in member.reduced)
         self.columns = [member for member in group.members if is_column_piece(member, group.rows)]
-        self.buffer_table = buffer_table
+        self.buffer_table, self.in_memory = buffer_table, in_memory
         members = []
         for member, item in zip(group.members, row_of, strict=True):
             member = member.renamed({item: self.row} if item is not self.row else {}, buffer_table)
@@ -155,7 +226,7 @@ class KeptColumns:
 
     def keep(self, placement: Placement) -> None:
         """The columns' results are tiles, until all rows are done."""
-        for member in self.columns:
+        for member in () if self.in_memory else self.columns:
             placement.tiles[self.storage(member)] = self.tile(member)
 
     def write(self, made: LoopStatements) -> None:
@@ -176,21 +247,34 @@ class KeptColumns:
         (access,) = member.written
         return access.buffer
 
-    def tile(self, member: Member) -> RowTile:
-        """In the type that is reduced in: results may be narrower, where no pieces are left to reduce."""
+    def column(self, member: Member) -> Axis:
+        (column,) = (item for item in member.axes if item not in self.pieces and item not in member.reduced)
+        return column
+
+    def dtype(self, member: Member) -> torch.dtype:
+        """What is reduced in: results may be narrower, where no pieces are left to reduce."""
         assert isinstance(member.operation, Reduce)
-        dtype = member.operation.values[0].dtype
+        return member.operation.values[0].dtype
+
+    def begin(self, member: Member) -> Expr:
+        assert isinstance(member.operation, Reduce)
+        return STATES[member.operation.kind].begin((self.dtype(member),))[0]
+
+    def tile(self, member: Member) -> RowTile:
         buffer = self.buffer_table.buffers[self.target(member)]
         (access,) = member.written
         kept = tuple(place for place, at in enumerate(access.coordinates) if at not in self.pieces)
-        sizes = tuple(buffer.sizes[place] for place in kept)
+        column = self.column(member)
+        sizes = tuple(column.extent if access.coordinates[place] is column else buffer.sizes[place] for place in kept)
         name = f"{buffer.name}_so_far"
-        return RowTile(name, kept, sizes, Scratch(name, dtype, (flat_extent(sizes),)))
+        return RowTile(name, kept, sizes, Scratch(name, self.dtype(member), (flat_extent(sizes),)))
 
     def arranged(
         self, placement: Placement, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine
     ) -> Body:
         """The statements of a row, in a loop over those of a piece, between what begins and what ends the columns."""
+        if self.in_memory:
+            return self.arranged_in_memory(placement, nests, parts, machine)
         kept = {self.tile(member).name for member in self.columns}
         row: Body = tuple(tile.scratch for tile in placement.tiles.values() if tile.name not in kept)
         for nest, part in zip(nests, parts, strict=True):
@@ -199,15 +283,12 @@ class KeptColumns:
         first: list[Statement] = []
         last: list[Statement] = []
         for member in self.columns:
-            tile, operation = self.tile(member), member.operation
-            assert isinstance(operation, Reduce)
+            tile, column = self.tile(member), self.column(member)
             (access,) = member.written
-            (column,) = (item for item in operation.axes if item not in self.pieces)
             lanes = whole_lanes(column.extent) or 1
-            begin = STATES[operation.kind].begin((tile.scratch.dtype,))[0]
             tiles.append(tile.scratch)
             at = tile.coordinates(access.coordinates)
-            first.append(Loop(column, "vector", (Store(tile.name, at, begin),), lanes))
+            first.append(Loop(column, "vector", (Store(tile.name, at, self.begin(member)),), lanes))
             so_far = Load.intern(tile.name, at, tile.scratch.dtype)
             result = cast(so_far, self.buffer_table.buffers[access.buffer].dtype)
             last.append(Loop(column, "vector", (Store(access.storage, (access.place,), result),), lanes))
@@ -215,8 +296,33 @@ class KeptColumns:
         tiles += [item for item in before if isinstance(item, Scratch)]
         first += [item for item in before if not isinstance(item, Scratch)]
         rows = Loop(self.row, "serial", row, copies=machine.rows_under_way)
-        axes, body = collapse(list(self.pieces), (*tiles, *first, rows, *last))
+        return (*tiles, *first, rows, *last)
+
+    def arranged_in_memory(
+        self, placement: Placement, nests: Sequence[Nest], parts: Sequence[Parts], machine: GpuMachine
+    ) -> Body:
+        room = machine.row_step_elements
+        first: Body = ()
+        for member in self.columns:
+            (access,) = member.written
+            begin = Store(access.storage, (access.place,), self.begin(member))
+            first += blocked([self.column(member)], (begin,), "vector", room)[0]
+        row: Body = tuple(tile.scratch for tile in placement.tiles.values())
+        for nest, part in zip(nests, parts, strict=True):
+            row += nest_loops(nest, part, room)
+        return (*first, Loop(self.row, "serial", row))
+
+    def over_pieces(self, body: Body) -> Body:
+        """The grid around the statements of a piece."""
+        axes, body = collapse(list(self.pieces), body)
         return simplified(nested(axes, body, "parallel"))
+
+
+def by_length(limit: Limit, held: Body, longer: Body) -> Body:
+    """The statements of a piece for as many columns as lanes hold, and for more of them."""
+    length = index_value(limit.extent)
+    is_held = compare("le", length, index_value(number(limit.lanes), length.dtype))
+    return When(is_held, held), When(op("logical_not", is_held), longer)
 
 
 def with_lines_held(body: Body, row: Axis, room: int) -> tuple[Body, Body]:

@@ -16,7 +16,15 @@ from ferrite.schedule.fusion.nests import Nest, nests_of
 from ferrite.schedule.gpu.attention import attention_kernel
 from ferrite.schedule.gpu.blocks import elements_of, warps_for, whole_elements, whole_lanes
 from ferrite.schedule.gpu.flat import flat, is_strided
-from ferrite.schedule.gpu.kept_columns import KeptColumns, can_keep_columns, row_axes
+from ferrite.schedule.gpu.kept_columns import (
+    KeptColumns,
+    Limit,
+    by_length,
+    can_keep_columns,
+    column_limit,
+    row_axes,
+    with_limit,
+)
 from ferrite.schedule.gpu.loop_ends import with_ends
 from ferrite.schedule.gpu.products import Tuned, config_for, is_product, problem_of, product_loops, product_of
 from ferrite.schedule.gpu.profit import kept_column, needs_kept_columns, without
@@ -41,10 +49,27 @@ def build(
         return attention_kernel(group, buffer_table, machine)
     if is_product(group.members[0].operation):
         return product_kernel(group, inside, buffer_table, machine, tuned)
+    columns, longer, limit = kept_columns_of(group, buffer_table, machine)
+    if columns is None:
+        body, made = statements_of(group, inside, None, buffer_table, machine)
+    else:
+        body, made = statements_of(columns.group, inside, columns, buffer_table, machine)
+        if longer is not None and limit is not None:
+            other, made_too = statements_of(longer.group, inside, longer, buffer_table, machine)
+            body = by_length(limit, body, other)
+            made.add(made_too)
+        body = columns.over_pieces(body)
+    held = columns is not None or is_kept(nests_of(group, buffer_table), machine)
+    pointers = tuple(with_hint(item, body, held, group, buffer_table, machine) for item in pointers_of(made, body))
+    kernel = Kernel(pointers, sizes_of(body), body, group.origins, warps_of(body, machine))
+    return BuiltKernel(kernel, tuple(item.name for item in pointers))
+
+
+def statements_of(
+    group: Group, inside: tuple[str, ...], columns: KeptColumns | None, buffer_table: BufferTable, machine: GpuMachine
+) -> tuple[Body, LoopStatements]:
+    """What a kernel does; of kept columns, in a piece."""
     scatter = is_scatter(group)
-    columns = kept_columns_of(group, buffer_table, machine)
-    if columns is not None:
-        group = columns.group
     rows: tuple[Axis, ...] = group.rows
     if scatter:  # every point is on its own: those that meet in memory do so atomically
         rows, inside = group.members[0].axes, ()
@@ -66,14 +91,8 @@ def build(
             body = columns.arranged(placement, nests, parts, machine)
         wrong = misplaced(body)
         if not wrong:
-            break
+            return atomic(body) if scatter else body, made
         banned |= {name for name, tile in placement.tiles.items() if tile.name in wrong}
-    if scatter:
-        body = atomic(body)
-    held = kept or columns is not None
-    pointers = tuple(with_hint(item, body, held, group, buffer_table, machine) for item in pointers_of(made, body))
-    kernel = Kernel(pointers, sizes_of(body), body, group.origins, warps_of(body, machine))
-    return BuiltKernel(kernel, tuple(item.name for item in pointers))
 
 
 def product_kernel(
@@ -136,20 +155,28 @@ def loads_of(name: str, body: Body, around: tuple[Loop, ...] = ()) -> list[tuple
     return found
 
 
-def kept_columns_of(group: Group, buffer_table: BufferTable, machine: GpuMachine) -> KeptColumns | None:
-    """The group as rows that are gone through while columns are kept, where it is one."""
+def kept_columns_of(
+    group: Group, buffer_table: BufferTable, machine: GpuMachine
+) -> tuple[KeptColumns | None, KeptColumns | None, Limit | None]:
+    """The group as rows that are gone through while columns are kept, where it is one; and where a limit says how many
+    columns are, as rows that are added up in memory, too."""
     if not group.rows and (cut := in_row_pieces(group.members, group.device)) is not None:
         group = cut
     rows = group.rows
     if (column := kept_column(group.members, rows)) is not None:
         rows = without(rows, column)
     elif not needs_kept_columns(group.members, rows, machine):
-        return None
+        return None, None, None
     if not can_keep_columns(group.members, rows, machine):
-        return None
+        return None, None, None
     found = row_axes(group.members, rows)
     assert found is not None
-    return KeptColumns(Group(rows, group.members, group.accesses, group.device), found, buffer_table)
+    whole = Group(rows, group.members, group.accesses, group.device)
+    limit = column_limit(group.members, rows, found)
+    if limit is None:
+        return KeptColumns(whole, found, buffer_table), None, None
+    held = KeptColumns(with_limit(whole, found, limit), found, buffer_table)
+    return held, KeptColumns(whole, found, buffer_table, in_memory=True), limit
 
 
 def warps_of(body: Body, machine: GpuMachine) -> int:

@@ -387,9 +387,10 @@ class GpuPreparation(Preparation):
         return None if cut is None else (cut, cut_axes)
 
     def cut_of_unknown(self, seed: Reduce) -> Cut | None:
-        """Pieces of rows that need not be equal, where columns fit into registers."""
+        """Pieces of rows that need not be equal, where columns, or as many as were seen, fit into registers."""
         along, *others = seed.reduced
-        if others or isinstance(along.extent, Number) or whole_elements(seed.axes) is None:
+        columns = whole_elements(seed.axes) or seen_elements(seed.axes)
+        if others or isinstance(along.extent, Number) or columns is None:
             return None
         pieces = min(self.machine.row_programs, power_below(likely(along.extent) // self.machine.min_piece_rows))
         return Cut((), along, pieces) if pieces >= self.machine.multiprocessors else None

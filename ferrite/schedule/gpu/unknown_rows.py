@@ -12,13 +12,13 @@ need not be equal, an operation on rows knows nothing; its rows become those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ferrite.ir import ZERO, Axis, Index, IndexValue, Masked, Op, axis, maximum, minimum
 from ferrite.ir.program import Compute, LoopOperation, Reduce
 from ferrite.schedule.fusion.groups import Group
-from ferrite.schedule.fusion.members import Member, in_indices, with_indices
+from ferrite.schedule.fusion.members import Member, in_indices, moved
 from ferrite.schedule.gpu.loop_ends import end_of_condition
 from ferrite.schedule.loops.reductions import STORE_MODES, neutral_value
 
@@ -119,19 +119,3 @@ def unmasked(member: Member) -> Member:
     (value,) = operation.values
     assert isinstance(value, Masked)
     return replace(member, operation=replace(operation, values=(value.value,)))
-
-
-def moved(member: Member, new: Mapping[Axis, Index], over: Mapping[Axis, tuple[Axis, ...]]) -> Member:
-    """A member with indices in the place of axes, over others."""
-
-    def renamed(axes: Iterable[Axis]) -> tuple[Axis, ...]:
-        found = [over.get(item, (item,)) for item in axes]
-        return tuple(each for some in found for each in some)
-
-    operation = with_indices(member.operation, new, renamed)
-    accesses = tuple(
-        replace(access, coordinates=tuple(in_indices(at, new) for at in access.coordinates))
-        for access in member.accesses
-    )
-    free = frozenset(renamed(item for item in member.axes if item in member.free))
-    return Member(operation, renamed(member.axes), accesses, free)

@@ -50,6 +50,12 @@ class LoopStatements:
         self.read: set[str] = set()
         self.written: set[str] = set()
 
+    def add(self, other: LoopStatements) -> None:
+        """What other statements of the same kernel access."""
+        self.types |= other.types
+        self.read |= other.read
+        self.written |= other.written
+
     def nest(self, nest: Nest) -> Parts:
         self.point_values = {}
         parts = Parts()

@@ -2,14 +2,13 @@
 
 Each rank leaves a note of what it will send in the store of the job; whoever finds another note raises an error that
 names both ranks, the graph and the node. No rank waits for another to leave one: a program from the cache is compared
-in the same way, and where one rank alone compiles, there is nothing to compare.
+in the same way, and where one rank alone compiles, there is nothing to compare. How often a rank has compiled something
+is in that store as well: a process may be part of several jobs, one after the other.
 """
 
 from __future__ import annotations
 
-import collections
 import json
-import threading
 
 import torch
 
@@ -18,9 +17,6 @@ from ferrite.errors import ModelLine, UserError, layout, warn_user
 from ferrite.options import Options
 from ferrite.passes.post_grad.distributed.report import CollectiveRecord, CommunicationRecord
 from ferrite.passes.post_grad.distributed.settings import SpmdCheck, chosen
-
-_lock = threading.Lock()
-_compiled: collections.Counter[str] = collections.Counter()  # by what was compiled here: how often
 
 
 def check_ranks(record: CommunicationRecord, direction: str, line: ModelLine | None, options: Options) -> None:
@@ -36,12 +32,9 @@ def check_ranks(record: CommunicationRecord, direction: str, line: ModelLine | N
     rank = torch.distributed.get_rank()
     for group, members in groups.items():
         subject = f"{group}/{direction}/{line.place if line is not None else ''}"
-        with _lock:
-            _compiled[subject] += 1
-            number = _compiled[subject]
-            places = f"{group}/{direction}"
-            _compiled[places] += number == 1
-            place_number = _compiled[places]
+        places = f"{group}/{direction}"
+        number = store.add(f"ferrite/check/{subject}/compiled on {rank}", 1)
+        place_number = store.add(f"ferrite/check/{places}/graphs of {rank}", int(number == 1))
         here = [[each.signature, each.node, str(each.line or "")] for each in members]
         note = json.dumps([rank, here])
         first = json.loads(store.compare_set(f"ferrite/check/{subject}/{number}", "", note).decode())

@@ -28,8 +28,8 @@ MB = 1e6  # bytes
 class Buckets:
     """`which`: all, or those of parameters and their gradients. `cap_mb`: of a bucket; `first_mb`: of the first, where
     that is to be smaller. `style`: how members are packed, `traced` as operators of the graph, which become part of
-    kernels, `opaque` as one call, `opaque_multidtype` as bytes of any types, `coalesced` not at all, by a collective
-    on a list."""
+    kernels, `opaque` as one call (but for reduce-scatters, of which each rank has a part of every member),
+    `opaque_multidtype` as bytes of any types, `coalesced` not at all, by a collective on a list."""
 
     which: Literal["all", "fsdp"] = "all"
     style: Literal["traced", "opaque", "opaque_multidtype", "coalesced"] = "traced"
