@@ -35,7 +35,7 @@ def test_a_profiler_sees_lines_and_kernels():
     assert kernels
     for ours, eager in zip(outputs, model(*arguments), strict=True):
         torch.testing.assert_close(ours, eager)
-    backward = [name for name in names if re.search(r"softmax_backward\w*  \(test_ranges", name)]
+    backward = [name for name in names if re.search(r"softmax_backward\w*  \(test_profiler_ranges", name)]
     assert backward
     mm = next(event for event in profiler.events() if event.name == "aten::mm")
     line = next(event for event in profiler.events() if event.name.endswith("h = torch.relu(x @ w)"))
