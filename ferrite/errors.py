@@ -144,6 +144,14 @@ class NotGenerated(Refused):
     """Code generation: there is no code for this kernel on this device."""
 
 
+class RefusedKernels(Exception):
+    """Code generation: of the kernels it was given, these have no code: why, by their places."""
+
+    def __init__(self, reasons: Mapping[int, Refusal]) -> None:
+        super().__init__("; ".join(refusal.reason for refusal in reasons.values()))
+        self.reasons = reasons
+
+
 class NotLoaded(Refused):
     """Loading: this object code cannot be loaded in the short way."""
 

@@ -19,7 +19,6 @@ from ferrite.codegen.host import (
     print_host,
     verify_host,
 )
-from ferrite.codegen.refusals import RefusedKernels
 
 __all__ = [
     "ArenaPart",
@@ -31,7 +30,6 @@ __all__ = [
     "KernelCall",
     "RecordedPart",
     "Recording",
-    "RefusedKernels",
     "RunTable",
     "named_objects",
     "print_host",

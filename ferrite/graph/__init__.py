@@ -38,6 +38,7 @@ from ferrite.graph.facts import (
     stream_of,
 )
 from ferrite.graph.gradients import GradientFlow, says_so
+from ferrite.graph.model_lines import TORCH_FOLDER, first_model_line, model_line
 from ferrite.graph.order import PLACE, GraphCycle, stable_topological_sort, users_in_order
 from ferrite.graph.places import Place, PlaceIndex, Places
 from ferrite.graph.regions import (
@@ -51,7 +52,6 @@ from ferrite.graph.regions import (
     mutates,
 )
 from ferrite.graph.scatters import VIEW_SCATTERS, eager_refuses
-from ferrite.graph.source import TORCH_FOLDER, first_model_line, model_line
 from ferrite.graph.torch_calls import (
     OPERATORS,
     aten_name,

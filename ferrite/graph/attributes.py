@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ferrite.errors import UserError, nearest
-from ferrite.graph.source import model_line
+from ferrite.graph.model_lines import model_line
 
 MAX_NAMES_SHOWN = 8  # names listed in a message
 

@@ -15,8 +15,8 @@ import torch
 
 from ferrite.errors import ModelLine
 from ferrite.graph.facts import attribute_of, leaves
+from ferrite.graph.model_lines import first_model_line, model_line
 from ferrite.graph.regions import USER_KERNEL
-from ferrite.graph.source import first_model_line, model_line
 
 Place = tuple[int, int]  # the number of a node, and of one of the things it holds
 

@@ -35,7 +35,7 @@ FAMILIES = (
     "products",
     "byte_products",
     "scan",
-    "order",
+    "order_statistics",
     "control",
     "attention",
     "collectives",

@@ -61,7 +61,7 @@ class GraphPass:
     def __call__(self, gm: torch.fx.GraphModule, *args: Any, is_inference: bool = False) -> torch.fx.GraphModule:
         """Run this pass alone, in place. Passes of some stages take more: example inputs, say."""
         from ferrite.options import resolve
-        from ferrite.pipeline.driver import run_pipeline
+        from ferrite.pipeline.pass_manager import run_pipeline
 
         if self.alone is not None:
             return self.alone(self, gm, *args, is_inference=is_inference)

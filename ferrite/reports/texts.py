@@ -13,8 +13,8 @@ from ferrite.ir import Expr, nodes_of
 from ferrite.ir.kernel import Kernel, Row, kernel_rows
 from ferrite.ir.program import Operation, Program, call_of, program_rows, roots_of, writes
 from ferrite.reports.data import Text
-from ferrite.reports.statements import LaunchNodes, StatementNodes, nodes_of_launch
-from ferrite.reports.values import EMPTY, ComputedValues, NodeNames, Nodes
+from ferrite.reports.statement_nodes import LaunchNodes, StatementNodes, nodes_of_launch
+from ferrite.reports.value_nodes import EMPTY, ComputedValues, NodeNames, Nodes
 from ferrite.schedule import Launch, Plan, Run, device_type
 from ferrite.schedule.fusion import BufferTable
 

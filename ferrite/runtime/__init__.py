@@ -12,7 +12,7 @@ from ferrite.runtime.forks import ready_for_forks
 from ferrite.runtime.frozen import Freezer, Frozen, call_frozen
 from ferrite.runtime.host_code import functions_here, functions_of
 from ferrite.runtime.host_program import bytecode_of, load_host
-from ferrite.runtime.ranges import in_range, labels_of, one_by_one
+from ferrite.runtime.profiler_ranges import in_range, labels_of, one_by_one
 from ferrite.runtime.step_times import StepTimes
 from ferrite.runtime.stopwatch import least_seconds, wait_for_gpus
 

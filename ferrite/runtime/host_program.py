@@ -24,7 +24,7 @@ from ferrite.runtime.collective_times import CollectiveTimes
 from ferrite.runtime.cpu.pages import large_on_cpu
 from ferrite.runtime.cuda.recorded import from_pool
 from ferrite.runtime.cuda.runs import arena_from
-from ferrite.runtime.ranges import Ranges, line_ranges, text_with_ranges
+from ferrite.runtime.profiler_ranges import Ranges, line_ranges, text_with_ranges
 
 _numbers = itertools.count()
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ferrite.codegen import Executable, Recording, RefusedKernels, print_host
-from ferrite.errors import Refusal
+from ferrite.codegen import Executable, Recording, print_host
+from ferrite.errors import Refusal, RefusedKernels
 from ferrite.ir import Axis
 from ferrite.ir.kernel import checks
 from ferrite.ir.program import Operation, Program, call_of, writes

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ferrite.codegen import RefusedKernels, named_objects, verify_host
-from ferrite.errors import Refusal
+from ferrite.codegen import named_objects, verify_host
+from ferrite.errors import Refusal, RefusedKernels
 from ferrite.lower import lower_module
 from ferrite.runtime import load_host, run_in_eager
 from ferrite.schedule import Plan, make_plan

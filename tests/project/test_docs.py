@@ -67,6 +67,31 @@ def test_files_that_are_named_exist(page):
 
 
 @pytest.mark.quick
+def test_modules_that_comments_name_exist():
+    """`ferrite.schedule.memory.arena` in a docstring or a comment is a module, or a name in one."""
+    wrong = []
+    for path in sorted((ROOT / "ferrite").rglob("*.py")):
+        for name in set(re.findall(r"`(ferrite(?:\.\w+)+)`", path.read_text())):
+            parts = name.split(".")
+            if (ROOT / "ferrite" / parts[1]).is_dir() and not is_there(parts):
+                wrong.append(f"{path.relative_to(ROOT)} names {name}")
+    assert not wrong
+
+
+def is_there(parts: list[str]) -> bool:
+    folder = ROOT
+    for place, part in enumerate(parts):
+        if (folder / part).is_dir():
+            folder /= part
+            continue
+        module = folder / f"{part}.py"
+        if module.exists():
+            return len(parts) == place + 1 or bool(re.search(rf"\b{parts[place + 1]}\b", module.read_text()))
+        return bool(re.search(rf"\b{part}\b", (folder / "__init__.py").read_text()))
+    return True
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("page", ["docs/design.md", "CONTRIBUTING.md"])
 def test_every_folder_of_the_package_has_its_place(page):
     text = (ROOT / page).read_text()

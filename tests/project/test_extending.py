@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.project.test_layers import past_front_doors
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
@@ -58,6 +60,7 @@ def test_the_changes_work_as_the_page_says(tmp_path: Path) -> None:
         else:
             program += text
     assert_linted(changed)
+    assert not [wrong for path in changed for wrong in past_front_doors(path, tmp_path / "ferrite")]
     program += f"assert ferrite.__file__.startswith({str(tmp_path)!r})\nprint('all of it ran')\n"
     (tmp_path / "program.py").write_text(program)
     done = subprocess.run(

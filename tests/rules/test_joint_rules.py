@@ -14,7 +14,7 @@ from ferrite.graph.updater import MetadataUpdater
 from ferrite.options import Options
 from ferrite.passes import JOINT, joint_graph_passes
 from ferrite.passes.joint import uniform
-from ferrite.passes.joint.constants import CONSTANT_RULES
+from ferrite.passes.joint.constant_folding import CONSTANT_RULES
 from ferrite.passes.joint.products import KERNEL_RULES, PATTERN_RULES, move_iotas
 from ferrite.passes.joint.softmax import SCALED_SOFTMAX_RULES
 from ferrite.passes.joint.views import VIEW_RULES

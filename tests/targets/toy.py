@@ -7,14 +7,11 @@ from typing import Any
 
 import torch
 
-from ferrite.codegen.host.runs import KernelCall, RunTable
+from ferrite.codegen import KernelCall, RunTable
 from ferrite.errors import Refusal
 from ferrite.ir import Index
-from ferrite.ir.kernel.interpret import run_kernel
-from ferrite.ir.kernel.nodes import Kernel
-from ferrite.ir.kernel.parse import parse_kernel
-from ferrite.ir.program.loop_operations import Scan
-from ferrite.ir.program.nodes import Operation
+from ferrite.ir.kernel import Kernel, parse_kernel, run_kernel
+from ferrite.ir.program import Operation, Scan
 from ferrite.machines import Machine
 from ferrite.runtime import KernelStore, in_range
 from ferrite.schedule.cpu import CpuScheduling

@@ -35,10 +35,10 @@ from ferrite.codegen.host.pieces import (
 )
 from ferrite.codegen.host.recording import PartLines, Recording, Segment, segments, with_parts
 from ferrite.codegen.host.runs import KernelNumbers, run_table, slot_text
+from ferrite.codegen.host.small_programs import small_program
 from ferrite.codegen.host.source import HostSource
 from ferrite.codegen.host.spelling import EagerSpelling, HostSpelling
 from ferrite.codegen.host.views import UntrackedViews, untracked_views_of
-from ferrite.codegen.small_programs import small_program
 from ferrite.graph import ModelLine
 from ferrite.ir import Expr, Index, Symbol
 from ferrite.ir.program import (

@@ -2,6 +2,7 @@
 
 from ferrite.ir.kernel.canonical import canonical
 from ferrite.ir.kernel.distinct_places import keeps_apart
+from ferrite.ir.kernel.interpret import run_kernel
 from ferrite.ir.kernel.laws import verify_kernel
 from ferrite.ir.kernel.nodes import (
     INDEPENDENT,
@@ -61,6 +62,7 @@ __all__ = [
     "may_stop",
     "nodes_in",
     "parse_kernel",
+    "run_kernel",
     "statement_numbers",
     "values_of",
     "verify_kernel",

@@ -11,7 +11,7 @@ import torch
 from ferrite.options import Options
 from ferrite.passes.joint.attention import fuse_attention
 from ferrite.passes.joint.cleanup import merge_equal_calls, remove_noop_ops
-from ferrite.passes.joint.constants import constant_fold_uniform_value
+from ferrite.passes.joint.constant_folding import constant_fold_uniform_value
 from ferrite.passes.joint.image_layouts import channels_last_in_training
 from ferrite.passes.joint.pad_mm import pad_mm
 from ferrite.passes.joint.products import fix_iota_device, joint_patterns

@@ -19,7 +19,7 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value, same_sizes
-from ferrite.passes.joint.constants import PRODUCTS, QUOTIENTS
+from ferrite.passes.joint.constant_folding import PRODUCTS, QUOTIENTS
 from ferrite.passes.shared.converts import converted
 from ferrite.passes.shared.facts import has_elements_along
 from ferrite.passes.shared.kernel_rules import KernelRules

@@ -13,9 +13,9 @@ import torch
 
 from ferrite.errors import Refusal
 from ferrite.graph import fake_value
+from ferrite.passes.pre_grad.piece_runs import CONCATS
 from ferrite.passes.pre_grad.pieces import gets_axis
 from ferrite.passes.pre_grad.predicates import concat_view, sole_user
-from ferrite.passes.pre_grad.runs import CONCATS
 from ferrite.rewrite import Case, NodeRule, Site
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ pieces of one base, in its order. With k pieces of width w and n the part of the
         concatenated along c                  flatten(movedim(T, 0, c), c, c + 1)
 
 A stack is a concat of operands that were given the axis c first (`lifted`). The rules that take each row are in
-`run_rules`; when a rewrite is worth it, `runs` says.
+`run_rules`; when a rewrite is worth it, `piece_runs` says.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Runs of pieces that are concatenated again: which runs each rule takes. They are one algebra (see `pieces`), and one
-rewrite (`runs`); readers of other compilers look for its cases under these names.
+rewrite (`piece_runs`); readers of other compilers look for its cases under these names.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ferrite.passes.pre_grad.piece_runs import CONCATS, Wanted
 from ferrite.passes.pre_grad.pieces import Form, Stretch
-from ferrite.passes.pre_grad.runs import CONCATS, Wanted
 from ferrite.passes.pre_grad.split_cat_cases import (
     all_three,
     backwards,

@@ -2,11 +2,11 @@
 
     cat([a, p[2], p[3], p[4], b], d), p = split(x, .., d)      =>      cat([a, x[m:n], b], d)
 
-`pieces` has the algebra, `runs` says when a run of pieces is worth it, `sections` what becomes of splits, `concats`
-what becomes of cats of cats. Each part has the name under which readers of other compilers look for it. By that name it
-can be chosen (option `split_cat`), left out (option `skip`) and run alone, as `ferrite.passes.pre_grad.split_cat_pass`;
-its first rule has the name, too. Inside the stage every call is an ATen operator, so that a name with `_aten` at its
-end means the same part.
+`pieces` has the algebra, `piece_runs` says when a run of pieces is worth it, `sections` what becomes of splits,
+`concats` what becomes of cats of cats. Each part has the name under which readers of other compilers look for it. By
+that name it can be chosen (option `split_cat`), left out (option `skip`) and run alone, as
+`ferrite.passes.pre_grad.split_cat_pass`; its first rule has the name, too. Inside the stage every call is an ATen
+operator, so that a name with `_aten` at its end means the same part.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from ferrite.codegen import RefusedKernels
 from ferrite.codegen.llvm import Loaded, launches
 from ferrite.codegen.triton import (
     ALIGNMENT,
@@ -38,7 +37,7 @@ from ferrite.codegen.triton import (
     writer_source,
     written,
 )
-from ferrite.errors import NotGenerated, Refusal
+from ferrite.errors import NotGenerated, Refusal, RefusedKernels
 from ferrite.ir import Number, Symbol, short
 from ferrite.ir.kernel import Kernel
 from ferrite.runtime.code_memory import CodeMemory, KernelStore

@@ -11,9 +11,9 @@ from ferrite.machines import Machine
 from ferrite.schedule.cpu.attention import attention_kernel
 from ferrite.schedule.cpu.common_values import shared_tiles
 from ferrite.schedule.cpu.prefetch import with_prefetches
-from ferrite.schedule.cpu.ranges import parted
 from ferrite.schedule.cpu.shapes import arranged
 from ferrite.schedule.cpu.sorted_scatter import sorted_scatter_of
+from ferrite.schedule.cpu.split_loops import parted
 from ferrite.schedule.fusion.accesses import BufferTable
 from ferrite.schedule.fusion.groups import Group
 from ferrite.schedule.fusion.nests import nests_of

@@ -25,9 +25,9 @@ from ferrite.schedule.cpu.convolutions import convolution_of
 from ferrite.schedule.cpu.nest_loops import nest_loops
 from ferrite.schedule.cpu.product_loops import product_loops
 from ferrite.schedule.cpu.products import product_of
-from ferrite.schedule.cpu.ranges import decided_regions
 from ferrite.schedule.cpu.sharded_scatter import owned
 from ferrite.schedule.cpu.sorted_scatter import SortedScatter, sorted_scatter
+from ferrite.schedule.cpu.split_loops import decided_regions
 from ferrite.schedule.cpu.strips import in_strips
 from ferrite.schedule.cpu.tiles import crossing_loads, tiled
 from ferrite.schedule.cpu.vectors import lanes_for, shared, unrolling, vector_loop

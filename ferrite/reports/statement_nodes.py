@@ -23,7 +23,7 @@ from ferrite.ir.kernel import (
     walk,
 )
 from ferrite.ir.program import Operation, Reduce, Scan, writes
-from ferrite.reports.values import EMPTY, ComputedValues, NodeNames, Nodes
+from ferrite.reports.value_nodes import EMPTY, ComputedValues, NodeNames, Nodes
 from ferrite.schedule import Launch
 from ferrite.schedule.fusion import BufferTable
 

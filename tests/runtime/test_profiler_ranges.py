@@ -30,12 +30,12 @@ def test_a_profiler_sees_lines_and_kernels():
         outputs = compiled(*arguments)
         sum(output.sum() for output in outputs).backward()
     names = {event.name for event in profiler.events()}
-    assert any(re.fullmatch(r"test_ranges\.py:\d+  h = torch\.relu\(x @ w\)", name) for name in names)
-    kernels = [name for name in names if re.search(r"relu|cumsum", name) and "  (test_ranges.py:" in name]
+    assert any(re.fullmatch(r"test_profiler_ranges\.py:\d+  h = torch\.relu\(x @ w\)", name) for name in names)
+    kernels = [name for name in names if re.search(r"relu|cumsum", name) and "  (test_profiler_ranges.py:" in name]
     assert kernels
     for ours, eager in zip(outputs, model(*arguments), strict=True):
         torch.testing.assert_close(ours, eager)
-    backward = [name for name in names if re.search(r"softmax_backward\w*  \(test_ranges", name)]
+    backward = [name for name in names if re.search(r"softmax_backward\w*  \(test_profiler_ranges", name)]
     assert backward
     mm = next(event for event in profiler.events() if event.name == "aten::mm")
     line = next(event for event in profiler.events() if event.name.endswith("h = torch.relu(x @ w)"))
