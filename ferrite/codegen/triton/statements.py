@@ -18,7 +18,7 @@ from ferrite.codegen.triton.descriptors import described
 from ferrite.codegen.triton.even import even_products, partly_even
 from ferrite.codegen.triton.grid import MAX_BLOCK_ELEMENTS, Spread, block_limit, spread_loops
 from ferrite.codegen.triton.grouped import print_choice
-from ferrite.codegen.triton.indices import INDEX, WIDE, Reaches, is_narrow
+from ferrite.codegen.triton.indices import INDEX, WIDE, Reaches, is_narrow, widened
 from ferrite.codegen.triton.launch import DESCRIPTORS, EVEN, EVEN_ELEMENTS, NARROW, Block, power_of_two
 from ferrite.codegen.triton.module import EVICT_FIRST, INDENT, BlockAxis, Mask, Module, Scope, Tile, Value
 from ferrite.codegen.triton.operators import filled, is_at_least_one, is_product, type_name
@@ -35,16 +35,21 @@ from ferrite.ir import (
     Axis,
     Expr,
     Index,
+    IndexValue,
     Load,
     Number,
+    Random,
+    Sum,
     Symbol,
     arithmetic_type,
     cast,
+    indices_of,
     load,
     number,
     op,
     short,
     symbol,
+    symbols_in,
 )
 from ferrite.ir.kernel import (
     Accumulate,
@@ -60,6 +65,7 @@ from ferrite.ir.kernel import (
     Update,
     When,
     checks,
+    indices_in,
     nodes_in,
     walk,
 )
@@ -91,6 +97,7 @@ class Printer:
         self.types = {item.name: item.dtype for item in kernel.pointers}
         self.stated = kernel.warps > 0  # the kernel says what its blocks are
         self.grouped = bool(kernel.problems)
+        self.module.drawn = drawn_symbols(kernel)
         self.changing = {item.name for item in kernel.pointers if item.access == "both"}
 
     # --- the grid -----------------------------------------------------------------------------------------------------
@@ -107,7 +114,9 @@ class Printer:
         for size in () if kernel.problems else kernel.sizes:
             name, wide = module.fresh(size.name), not is_narrow(size)
             module.atoms[size] = Value(name), wide
-            if wide:
+            if size in module.drawn:
+                module.line(f"{name} = {widened(name)}")
+            elif wide:
                 module.line(f"{name} = {module.widened(name)}")
         if module.index_type == INDEX:
             self.tell_what_is_even(kernel)
@@ -582,6 +591,23 @@ class Printer:
         masked = "" if guard is None else f", mask={guard}"
         self.module.line(f'{ATOMIC_NAMES[store.mode]}({pointer}, {text}{masked}, sem="relaxed")')
         self.changed(store.buffer)
+
+
+def drawn_symbols(kernel: Kernel) -> frozenset[Symbol]:
+    """Where draws begin: what no place in memory has to do with, and what no 32 bits need hold."""
+    drawn: set[Symbol] = set()
+    others: set[Symbol] = set()
+    for statement in walk(kernel.body):
+        for item in nodes_in(statement):
+            if isinstance(item, Random):
+                terms = item.counter.terms if isinstance(item.counter, Sum) else ()
+                drawn.update(
+                    each for each in (*item.seed.atoms, *(term for term, _ in terms)) if isinstance(each, Symbol)
+                )
+            elif not isinstance(item, IndexValue):
+                others |= {each for index in indices_of(item) for each in symbols_in(index)}
+        others |= {each for index in indices_in(statement) for each in symbols_in(index)}
+    return frozenset(drawn - others)
 
 
 def last_reader(name: str, kernel: Kernel) -> Loop:
