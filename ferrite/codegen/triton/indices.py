@@ -50,6 +50,15 @@ def is_narrow(index: Index) -> bool:
     return most is not None and most < LIMIT
 
 
+def without(index: Index, symbols: Collection[Symbol]) -> Index:
+    """What is left of an index, or of a sum, without these."""
+    terms = index.terms if isinstance(index, Sum) else ((index, 1),)
+    for item, factor in terms if symbols else ():
+        if item in symbols:
+            index = index - item * factor
+    return index
+
+
 def widened(text: str, to: str = WIDE) -> str:
     return f"tl.cast({text}, {to})"
 

@@ -185,6 +185,7 @@ class Module:
     even: list[Index] = field(default_factory=list)  # what is promised to be a multiple of 16
     named: dict[tuple[Index, ...], str] = field(default_factory=dict)  # products of sizes that have a name
     wide_indices: dict[Index, None] = field(default_factory=dict)  # those that were printed
+    drawn: frozenset[Symbol] = frozenset()  # where draws begin: 64 bits, whatever indices have
     pairs: dict[Load, Pair] = field(default_factory=dict)
     describes: bool = False  # whether blocks are loaded by descriptors where that can be
     descriptors: dict[str, str] = field(default_factory=dict)  # their names, by what makes them

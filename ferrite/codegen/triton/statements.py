@@ -18,7 +18,7 @@ from ferrite.codegen.triton.descriptors import described
 from ferrite.codegen.triton.divisibility import even_products, partly_even
 from ferrite.codegen.triton.grid import MAX_BLOCK_ELEMENTS, Spread, block_limit, spread_loops
 from ferrite.codegen.triton.grouped import print_choice
-from ferrite.codegen.triton.indices import INDEX, WIDE, Reaches, is_narrow
+from ferrite.codegen.triton.indices import INDEX, WIDE, Reaches, is_narrow, widened
 from ferrite.codegen.triton.interleaved_loads import pairs_in
 from ferrite.codegen.triton.launch import DESCRIPTORS, EVEN, EVEN_ELEMENTS, NARROW, Block, power_of_two
 from ferrite.codegen.triton.module import INDENT, BlockAxis, Mask, Module, Scope, Tile, Value
@@ -36,11 +36,16 @@ from ferrite.ir import (
     Axis,
     Expr,
     Index,
+    IndexValue,
     Load,
     Number,
+    Random,
+    Sum,
     Symbol,
+    indices_of,
     number,
     symbol,
+    symbols_in,
 )
 from ferrite.ir.kernel import (
     Accumulate,
@@ -56,6 +61,7 @@ from ferrite.ir.kernel import (
     Update,
     When,
     checks,
+    indices_in,
     nodes_in,
     walk,
 )
@@ -84,6 +90,7 @@ class Printer:
         self.types = {item.name: item.dtype for item in kernel.pointers}
         self.stated = kernel.warps > 0  # the kernel says what its blocks are
         self.grouped = bool(kernel.problems)
+        self.module.drawn = drawn_symbols(kernel)
         self.stores = Stores(self.module, kernel)
 
     # --- the grid -----------------------------------------------------------------------------------------------------
@@ -100,7 +107,9 @@ class Printer:
         for size in () if kernel.problems else kernel.sizes:
             name, wide = module.fresh(size.name), not is_narrow(size)
             module.atoms[size] = Value(name), wide
-            if wide:
+            if size in module.drawn:
+                module.line(f"{name} = {widened(name)}")
+            elif wide:
                 module.line(f"{name} = {module.widened(name)}")
         if module.index_type == INDEX:
             self.tell_what_is_even(kernel)
@@ -514,6 +523,23 @@ class Printer:
         text = self.module.set(statement.name, filled(0, statement.dtype, f"[{', '.join(names)}]"))
         self.module.known.forget([statement.name])
         self.module.tiles[statement.name] = Tile(text, statement.dtype, len(scope.axes), tuple(blocks))
+
+
+def drawn_symbols(kernel: Kernel) -> frozenset[Symbol]:
+    """Where draws begin: what no place in memory has to do with, and what no 32 bits need hold."""
+    drawn: set[Symbol] = set()
+    others: set[Symbol] = set()
+    for statement in walk(kernel.body):
+        for item in nodes_in(statement):
+            if isinstance(item, Random):
+                terms = item.counter.terms if isinstance(item.counter, Sum) else ()
+                drawn.update(
+                    each for each in (*item.seed.atoms, *(term for term, _ in terms)) if isinstance(each, Symbol)
+                )
+            elif not isinstance(item, IndexValue):
+                others |= {each for index in indices_of(item) for each in symbols_in(index)}
+        others |= {each for index in indices_in(statement) for each in symbols_in(index)}
+    return frozenset(drawn - others)
 
 
 def last_reader(name: str, kernel: Kernel) -> Loop:

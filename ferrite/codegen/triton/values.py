@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ferrite.codegen.triton.indices import WIDE, IndexText, is_narrow
+from ferrite.codegen.triton.indices import WIDE, IndexText, is_narrow, without
 from ferrite.codegen.triton.interleaved_loads import Pair
 from ferrite.codegen.triton.launch import Block
 from ferrite.codegen.triton.module import NO_DIMS, BlockAxis, Dims, Known, Mask, Module, Scope, Tile, Value
@@ -286,7 +286,7 @@ class Evaluation:
             index
         )
         if wide:
-            self.module.wide_indices[index] = None
+            self.module.wide_indices[without(index, self.module.drawn)] = None
         return Value(text, dims), tuple(inside)
 
     def datum(self, atom: Data, masks: Masks) -> tuple[Value, bool, Value]:

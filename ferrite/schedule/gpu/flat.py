@@ -26,7 +26,7 @@ def flat(rows: Sequence[Axis], body: Body, machine: GpuMachine) -> Body:
     across = crossing(order, indices, machine) if len(order) > 1 else None
     if across is not None:
         return tiled(order, across, body, machine)
-    axes, body = collapse(order, body)
+    axes, body = collapse(order, body, divided=True)
     if not axes:
         return body
     room = block_elements(axes, body, machine)

@@ -20,9 +20,12 @@ from ferrite.ir import (
     ZERO,
     Axis,
     Expr,
+    FloorDiv,
     Index,
     IndexValue,
+    Mod,
     Op,
+    Sum,
     axis,
     indices_of,
     minimum,
@@ -115,8 +118,11 @@ def index_over(old: Index, new: dict[Axis, Index]) -> Index:
 # --- collapsing and cutting -------------------------------------------------------------------------------------------
 
 
-def collapse(axes: Sequence[Axis], body: Body, keep: Iterable[Axis] = ()) -> tuple[list[Axis], Body]:
-    """Neighbouring axes that every index steps through as through one become one."""
+def collapse(
+    axes: Sequence[Axis], body: Body, keep: Iterable[Axis] = (), divided: bool = False
+) -> tuple[list[Axis], Body]:
+    """Neighbouring axes that every index steps through as through one become one. `divided`: so may what is divided in
+    an index, at the price of a division at each point."""
     kept = set(keep)
     todo = [item for item in axes if item.extent is not ONE]
     gone: dict[Axis, Index] = {item: ZERO for item in axes if item.extent is ONE}
@@ -124,7 +130,7 @@ def collapse(axes: Sequence[Axis], body: Body, keep: Iterable[Axis] = ()) -> tup
         body = replaced(body, gone)
     if len(todo) < 2:
         return todo, body
-    indices = indices_at(body)
+    indices = [part for index in indices_at(body) for part in (linear_parts(index) if divided else [index])]
     collapsed = [todo[-1]]
     new: dict[Axis, Index] = {}
     for item in reversed(todo[:-1]):
@@ -138,6 +144,18 @@ def collapse(axes: Sequence[Axis], body: Body, keep: Iterable[Axis] = ()) -> tup
         new = {old: substitute(index, step) for old, index in new.items()} | step
         collapsed[0] = both
     return collapsed, replaced(body, new) if new else body
+
+
+def linear_parts(index: Index) -> list[Index]:
+    """What is divided in an index, by what, and what is left: `(i*n + j) // 8 + i*n + j` steps through `i` and `j` as
+    through one axis, since both places do."""
+    terms = index.terms if isinstance(index, Sum) else ((index, 1),)
+    divided = [(item, factor) for item, factor in terms if isinstance(item, FloorDiv | Mod)]
+    rest = index
+    for item, factor in divided:
+        rest = rest - item * factor
+    inside = [part for item, _ in divided for each in (item.top, item.bottom) for part in linear_parts(each)]
+    return [rest, *inside]
 
 
 def joinable(outer: Axis, inside: Axis, indices: Sequence[Index]) -> bool:
