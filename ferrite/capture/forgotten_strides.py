@@ -32,7 +32,7 @@ class ForgottenStrides:
         """A forward that notes the strides of its results, if any may be forgotten."""
         output = gm.graph.output_node()
         hidden = torch_api.hidden_view_indices()
-        for position, result in enumerate(output.args[0]):  # type: ignore[arg-type, var-annotated]
+        for position, result in enumerate(output.args[0]):  # type: ignore[arg-type]
             index = torch_api.user_output_index(output, position)
             if index in hidden and isinstance(result, torch.fx.Node) and may_be_forgotten(fake_value(result)):
                 self.results[position] = index

@@ -102,9 +102,7 @@ def output_with(ctx: Builder, value: Value, fake: torch.Tensor, strides: tuple[I
     return buffer_of_copy(ctx, value, strides)
 
 
-def tensors_apart(
-    ctx: Builder, values: Values, results: Sequence[Any], outputs: Sequence[Output]
-) -> Iterator[Output]:
+def tensors_apart(ctx: Builder, values: Values, results: Sequence[Any], outputs: Sequence[Output]) -> Iterator[Output]:
     """Two results of eager are two tensors, even where both are the same elements of one memory. The one that was
     computed first owns it: the others are views of it, and autograd tells a view from its base. A view that is returned
     twice is one tensor, which no input is: autograd makes two of an input."""
