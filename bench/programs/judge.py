@@ -3,7 +3,9 @@
 Everything a caller can see is compared, call by call: dtypes, shapes, strides, sharing of memory among inputs and
 results, contents of the inputs after the call, gradients, classes of errors. Values are judged by the rule of the
 tests, against a run in float64. Where that rule is broken, the program is run again with every line's result off by a
-few units in the last place: what this alone can bring about is no fault. What is computed in float64 has no wider run
+few units in the last place, and by as much as eager is off there from float64, or exactly 0 where eager has nothing but
+such an error: what this alone can bring about is no fault. `layer_norm(x) > 0` is true or false by chance where x is
+its mean: eager may have -1e-8 there, and float64 1e-17. What is computed in float64 has no wider run
 to be judged against, and an operator that loses digits inside of itself shows nothing of it when its result is off by a
 little: there each line is off by two units of the largest number it reads or makes, too, and how far eager itself may
 be off is read off a run in float32, in units of the last place. A size that data decides may be the one of the run in
@@ -16,7 +18,7 @@ import contextlib
 import dataclasses
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -87,11 +89,14 @@ def judge(program: Program) -> Verdict:
     return Verdict("error" if any(isinstance(run, Exception) for run in ours) else "wrong", first(left))
 
 
-def observe(program: Program, how: str) -> list[Outcome]:
-    """What a caller sees of each call: of the program in eager, in float64, nudged, or compiled by a backend."""
+AfterLine = Callable[..., None]  # is told what a line made or wrote, and what it was made of
+
+
+def observe(program: Program, how: str, after_line: AfterLine | None = None) -> list[Outcome]:
+    """What a caller sees of each call: of the program in eager, in float64, or compiled by a backend."""
     wide = how == "float64"
-    definition = program.definition(after_each="nudge({0}, {1})" if how == "nudged" else "")
-    scope: dict[str, Any] = {"torch": torch, "nudge": nudge}
+    definition = program.definition(after_each="after_line({0}, {1})" if after_line else "")
+    scope: dict[str, Any] = {"torch": torch, "after_line": after_line}
     maker = program.maker(wide=wide)
     if wide:
         definition = re.sub(r"torch\.(bfloat16|float32)\b", "torch.float64", definition)
@@ -164,16 +169,62 @@ def one_call(program: Program, function: Any, leaves: list[Any], arguments: list
 SOURCE = torch.Generator()  # of nudges: another one than the program's
 
 
-def nudge(value: Any, *operands: Any) -> None:
-    """Puts a tensor that was made of operands off by a little, and later its gradient."""
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        return
-    try:
-        value.data.copy_(nudged(value.data, operands))
-    except RuntimeError:  # elements that share memory
-        return
-    if value.requires_grad:
-        value.register_hook(nudged)
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """What a line made in eager, and how far that is off from the same line in float64, element by element."""
+
+    made: torch.Tensor
+    error: torch.Tensor
+
+    def put_off(self, value: torch.Tensor, cancels: bool) -> torch.Tensor:
+        """A value that this line made in another run, off by as much as eager's is. `cancels`: what has no digit that
+        is right is 0; a number that has become so earlier stays it."""
+        if value.shape != self.made.shape:
+            return value
+        if cancels:
+            return torch.where((2 * self.error >= self.made.abs()) & (self.error > 0), 0, value)
+        moved = value + (self.error * noise(self.error, UNITS / torch.finfo(torch.float64).eps)).to(value.dtype)
+        return torch.where((value == 0) & (self.made != 0), value, moved)
+
+
+def nudging(lines: list[Line | None], cancels: bool = False) -> AfterLine:
+    """Puts what lines make off by a little, and later its gradient."""
+    left = iter(lines)
+
+    def nudge(value: Any, *operands: Any) -> None:
+        line = next(left, None)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return
+        new = nudged(value.data, operands)
+        try:
+            value.data.copy_(new if line is None else line.put_off(new, cancels))
+        except RuntimeError:  # elements that share memory
+            return
+        if value.requires_grad:
+            value.register_hook(nudged)
+
+    return nudge
+
+
+def lines_of(program: Program) -> list[Line | None]:
+    """What eager's lines make, and how far they are off; None where nobody knows: of whole numbers, and in float64."""
+    made: dict[str, list[torch.Tensor | None]] = {"eager": [], "float64": []}
+    for how, values in made.items():
+
+        def note(value: Any, *_operands: Any, values: list[torch.Tensor | None] = values) -> None:
+            is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+            values.append(value.detach().double().clone() if is_float else None)
+
+        observe(program, how, note)
+    if len(made["eager"]) != len(made["float64"]):  # one of them raised
+        return []
+    return [line_of(*pair) for pair in zip(made["eager"], made["float64"], strict=True)]
+
+
+def line_of(eager: torch.Tensor | None, wide: torch.Tensor | None) -> Line | None:
+    if eager is None or wide is None or eager.shape != wide.shape:
+        return None
+    return Line(eager, (eager - wide).abs().nan_to_num(0, 0, 0))
 
 
 def nudged(value: torch.Tensor, operands: Iterable[Any] = ()) -> torch.Tensor:
@@ -250,8 +301,12 @@ def differences_of_runs(
     if mine.keys() != theirs.keys():
         return {("results", "names"): f"results {sorted(mine)} instead of {sorted(theirs)}"}
     found: dict[tuple[str, str], str] = {}
+    numbers: dict[str, str] = {}
     for name, tensor in list(mine.items()):
         looks = dict(differences_of_looks(tensor, theirs[name]))
+        if looks.keys() == {"number"}:
+            numbers[name] = f"{name}: {looks['number']}"
+            continue
         if looks and rounding_decides(program, tensor, theirs[name], exact.get(name)):
             del mine[name]
             continue
@@ -260,9 +315,15 @@ def differences_of_runs(
             del mine[name]  # no values to compare
     if sharing(ours) != sharing(eager):
         found["results", "sharing"] = f"sharing among inputs and results {sharing(ours)} instead of {sharing(eager)}"
-    suspects = dict(values_that_differ(mine, theirs, exact))
+    suspects = dict(values_that_differ(mine, theirs, exact)) | numbers
+    mine, theirs, exact = map(numbers_as_tensors, (mine, theirs, exact))
     excused = explained_by_rounding(program, call, mine, theirs, exact, suspects) if suspects else set()
     return found | {(name, "values"): problem for name, problem in suspects.items() if name not in excused}
+
+
+def numbers_as_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A number that data decides is judged as a tensor of it is."""
+    return {name: torch.tensor(each) if isinstance(each, (int, float)) else each for name, each in values.items()}
 
 
 def rounding_decides(program: Program, mine: Any, theirs: Any, exact: Any) -> bool:
@@ -322,10 +383,11 @@ def explained_by_rounding(
 ) -> set[str]:
     """Those tensors whose difference a few units in the last place on the way can bring about, element by element."""
     SOURCE.manual_seed(0)
-    nudged = [observe(program, "nudged")[call] for _ in range(NUDGES)]
+    lines = lines_of(program)
+    nudged = [observe(program, "eager", nudging(lines, cancels=not number))[call] for number in range(NUDGES)]
     if not all(isinstance(run, Run) for run in nudged):
         return set(suspects)
-    runs = [seen(run) for run in nudged if isinstance(run, Run)]
+    runs = [numbers_as_tensors(seen(run)) for run in nudged if isinstance(run, Run)]
     narrow = observe(program, "float32")[call] if any(is_double(theirs[name]) for name in suspects) else None
     narrower = seen(narrow) if isinstance(narrow, Run) else {}
     room = {name: own_error(theirs[name], narrower.get(name)) for name in suspects}

@@ -283,7 +283,7 @@ class Engine:
 
     def gradient_problem(self, pairs: Sequence[Pair], writer: Writer) -> Refusal | None:
         """The gradient of an input has the strides along dimensions of one that its last call gives it, and autograd
-        keeps them: with x of (1, 1), that of `x.split(1)[0]` is a copy, that of `pad(x, (1, 0))` a part of a row."""
+        keeps them: that of `x.split(1)[0]` is a copy, with x of (1, 1), that of `pad(x, (1, 0))` a part of a row."""
         if self.context.is_inference:
             return None
         for before, after in pairs:

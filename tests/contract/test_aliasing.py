@@ -734,3 +734,25 @@ def test_inputs_that_lie_otherwise_have_gradients_of_eager() -> None:
     assert torch.equal(gradient(compiled, "overlap"), gradient(step, "overlap"))
     with pytest.warns(ferrite.FerriteWarning, match="lie otherwise"):
         assert torch.equal(gradient(compiled, "lie apart in one"), gradient(step, "lie apart in one"))
+
+
+def piece_and_itself(x):
+    piece = x.split(1, 0)[0]
+    return piece, piece.flatten(1, -1)
+
+
+def piece_and_a_view(x):
+    piece = x.split(1, 0)[0]
+    return piece, piece[None]
+
+
+@pytest.mark.parametrize("fn", [piece_and_itself, piece_and_a_view])
+def test_a_piece_of_an_input_is_one_tensor_in_training(fn) -> None:
+    """Whatever it is called: the whole of the input, as a view of it."""
+    for sizes in ((1, 1), (1, 3)):
+        x = torch.randn(sizes, requires_grad=True)
+        torch.compiler.reset()
+        one, other = compile_strict(fn)(x)
+        first, second = fn(x)
+        assert (one is other) is (first is second)
+        assert one is not x

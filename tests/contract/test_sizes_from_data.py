@@ -695,3 +695,46 @@ def test_dimensions_that_guards_know_are_compiled():
     for x in ([1, 2, 3], [1, 2]):
         assert_as_eager(compiled, fn, torch.tensor(x))
     assert "data decide how many dimensions there are" not in reasons_for_eager()
+
+
+MADE_OF_ONE_AT_MOST = {
+    "roll": lambda v: (v.roll(2, 0), v.roll(2), v.flip(0)),
+    "sum": lambda v: (v.sum(), v.cumsum(0), v.softmax(0), v - v.mean()),
+    "view": lambda v: ((v * 2).view(1, -1), v[:, None] + v, v[v.shape[0] // 2 :]),
+    "index": lambda v: (v[torch.arange(v.shape[0])], v.gather(0, torch.zeros(1, dtype=torch.int64)), v.repeat(3)),
+}
+
+
+@pytest.mark.parametrize("name", MADE_OF_ONE_AT_MOST)
+def test_a_size_from_data_that_can_only_be_one(name: str) -> None:
+    """`narrow` says that there is one, and no more than one can be found. torch writes 1 for some of such sizes."""
+
+    def fn(x):
+        found = x.unique()
+        return *MADE_OF_ONE_AT_MOST[name](found), found.narrow(0, 0, 1)
+
+    assert_as_eager(compile_strict(fn), fn, torch.tensor(3.0))
+
+
+def test_a_size_from_data_that_may_be_more_is_none_of_these() -> None:
+    """Near miss."""
+
+    def fn(x):
+        found = x.unique()
+        return found.roll(2, 0), found.flip(0), found.narrow(0, 0, 1)
+
+    compiled = compile_strict(fn)
+    for x in (torch.tensor([3.0, 3.0]), torch.tensor([3.0, 2.0])):
+        assert_as_eager(compiled, fn, x)
+
+
+def test_what_was_written_lies_as_what_was_found() -> None:
+    """Places lie side by side: (u0, 1) with strides (1, u0), whether there are any or not."""
+
+    def fn(x):
+        places = x.nonzero()
+        places.sub_(1, alpha=2)
+        return places >= 0, places
+
+    for x in (torch.randn(3), torch.tensor([0.0, 1.0, 0.0])):
+        assert_as_eager(compile_strict(fn), fn, x)

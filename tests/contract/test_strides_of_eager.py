@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import ferrite
 from tests.cases import seldom
 from tests.compare import assert_same_as_eager, compile_strict, reset
 
@@ -437,3 +438,115 @@ def one_of_several_results_written(x):
 )
 def test_a_result_of_several_that_is_written_lies_as_it_did(fn):
     assert_same_as_eager(fn, lambda: [torch.randn(1, 5, 1)], prepare=lambda x: [x.permute(0, 2, 1)])
+
+
+# --- what a pass drops ------------------------------------------------------------------------------------------------
+
+NOTHING_DONE = {
+    "times one": lambda v: v * 1,
+    "minus nothing": lambda v: v - 0,
+    "a concat of one": lambda v: torch.cat([v]),
+    "negated twice": lambda v: v.neg().neg(),
+    "repeated once": lambda v: v.repeat(*[1] * v.ndim),
+}
+
+
+@pytest.mark.parametrize("name", seldom(list(NOTHING_DONE), "times one", "a concat of one"))
+def test_a_number_expanded_to_a_dimension_of_one(name: str) -> None:
+    """Its stride is 0 in eager, and 1 as Dynamo sees it; that of what is made of it is 1."""
+    for sizes in ((1,), (1, 1)):
+        assert_same_as_eager(
+            lambda x, sizes=sizes: (v := (2 - x).expand(sizes), NOTHING_DONE[name](v)), lambda: [torch.tensor(3.0)]
+        )
+
+
+def test_an_expanded_row_lies_around_itself() -> None:
+    """Near misses: a dimension in front of a row, and of one that is repeated."""
+    for sizes, to in (((4,), (1, 4)), ((1,), (1, 3, 1)), ((1, 4), (1, 1, 4))):
+        assert_same_as_eager(
+            lambda x, to=to: (v := (2 - x).expand(to), v * 1, v.clone()), lambda sizes=sizes: [torch.randn(sizes)]
+        )
+
+
+def part_viewed(x):
+    part = x[: x.shape[0] - 1]
+    return part.view(part.shape[0], -1)
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_view_to_the_same_sizes_one_of_which_may_be_one(rows: int) -> None:
+    assert_same_as_eager(part_viewed, lambda: [torch.randn(rows, 1)], prepare=lambda x: [x.expand(-1, 4)], dynamic=True)
+
+
+def test_a_view_to_the_same_sizes_goes_where_strides_stay() -> None:
+    """Near miss: what is contiguous is viewed as it is, whatever its sizes."""
+    assert_same_as_eager(part_viewed, lambda: [torch.randn(3, 4)], dynamic=True)
+    (graph,) = ferrite.last_compile().graphs
+    assert any("view_default_noop" in record.rewrites for record in graph.passes)
+
+
+# --- writes, and what is returned of them -----------------------------------------------------------------------------
+
+
+def filled_through_a_view(x):
+    v = torch.add(x, x).mT
+    v.masked_fill_(v > 0, 0)
+    return v
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 2), (2, 3, 1), (2, 3, 4)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_view_that_is_the_only_result_keeps_its_strides_in_training(sizes: tuple[int, ...], dynamic: bool) -> None:
+    """AOTAutograd passes it on as a view to the same sizes, which forgets strides along dimensions of one."""
+    assert_same_as_eager(
+        filled_through_a_view, lambda: [torch.randn(sizes).requires_grad_()], backward=True, dynamic=dynamic
+    )
+
+
+def test_such_a_view_is_as_good_as_eagers() -> None:
+    """It has one history, can be written, and a second call has strides of its own."""
+
+    def fn(x):
+        return filled_through_a_view(x) if x.ndim == 3 else x
+
+    compiled = compile_strict(fn)
+    for sizes in ((2, 1, 2), (3, 1, 2)):
+        x = torch.randn(sizes, requires_grad=True)
+        found, expected = compiled(x), fn(x)
+        assert found.stride() == expected.stride()
+        for each in (found, expected):
+            each.mul_(2)
+        (one,) = torch.autograd.grad(found.sum(), x)
+        (other,) = torch.autograd.grad(expected.sum(), x)
+        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(found, expected)
+
+
+def test_what_was_written_lies_as_the_operand_that_a_pass_took_away() -> None:
+    def fn(x):
+        v = x.expand(-1, -1, 0, -1) / 1
+        v.add_(v, alpha=2)
+        return v
+
+    assert_same_as_eager(fn, lambda: [torch.randn(1, 1, 1, 1).requires_grad_()], backward=True)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+F = torch.nn.functional
+GRADIENTS_OF_ONES = {
+    "layer_norm": lambda x: F.layer_norm(x.permute(0, 3, 2, 1), x.shape[1:2]),
+    "softmax": lambda x: F.softmax(x.permute(0, 2, 3, 1), 1),
+    "log_softmax": lambda x: F.log_softmax(x.permute(0, 2, 3, 1), -1),
+    "mse_loss": lambda x: F.mse_loss(x.permute(0, 3, 1, 2), x.permute(0, 3, 1, 2).detach() + 1, reduction="none"),
+    "a piece that is padded": lambda x: F.pad(x.split(1)[0], (1, 0)),
+    "a concat of one that is padded": lambda x: F.pad(torch.cat([x]), (1, 0)),
+}
+
+
+@pytest.mark.parametrize("name", seldom(list(GRADIENTS_OF_ONES), "layer_norm", "softmax", "a piece that is padded"))
+def test_gradients_along_dimensions_of_one(name: str) -> None:
+    for sizes in ((1, 1, 2, 1), (1, 2, 1, 1), (1, 2, 3, 2)):
+        assert_same_as_eager(
+            GRADIENTS_OF_ONES[name], lambda sizes=sizes: [torch.randn(sizes).requires_grad_()], backward=True
+        )

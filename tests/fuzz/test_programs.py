@@ -228,6 +228,38 @@ def test_a_large_number_elsewhere_excuses_nothing() -> None:
     assert difference(program, observe(program, "eager"), eager, wide) is None
 
 
+def normalised(after: str, shift: float) -> tuple[Program, Program]:
+    """A program that asks of normalised numbers which are above zero, and one that has them off by a little."""
+    norm = Step("v0", "torch.nn.functional.layer_norm({v[0]}, (13,))", ("x0",))
+    moved = dataclasses.replace(norm, template=f"{norm.template} + {shift!r}")
+    inputs = (Input("x0", (9, 13), "bfloat16", values="eighths"),)
+    one, other = (
+        Program(inputs, (step, Step("v1", after, ("v0",))), ("v1",), from_data=True) for step in (norm, moved)
+    )
+    return one, other
+
+
+@pytest.mark.parametrize("after", ["{v[0]} > 0", "({v[0]} > 0).sum().item()", "torch.remainder({v[0]}, {v[0]})"])
+def test_what_rounding_alone_decides_is_no_difference(after: str) -> None:
+    """Some numbers are the mean of their row, of which eager has rounding alone: -1.5e-8, and float64 5e-17. What is
+    0 there, or a little more, is as right; what moves numbers that have a digit is not."""
+    for shift, is_fine in ((-3e-8, True), (3e-8, True), (1.0, False)):
+        program, other = normalised(after, shift)
+        eager, wide = observe(program, "eager"), observe(program, "float64")
+        found = difference(program, observe(other, "eager"), eager, wide)
+        assert (found is None) is is_fine, found
+
+
+def test_what_is_exactly_zero_decides() -> None:
+    """Near miss: eager and float64 agree on zeros that no rounding made."""
+    program = dataclasses.replace(
+        SMALL, steps=(Step("v0", "{v[0]}.relu()", ("x0",)), Step("v1", "{v[0]} > 0", ("v0",)))
+    )
+    other = dataclasses.replace(program, steps=(Step("v0", "{v[0]}.relu() + 1e-30", ("x0",)), program.steps[1]))
+    eager, wide = observe(program, "eager"), observe(program, "float64")
+    assert difference(program, observe(other, "eager"), eager, wide) is not None
+
+
 def test_what_is_zero_stays_zero_when_nudged() -> None:
     value = torch.tensor([0.0, 1e-3], dtype=torch.float64)
     found = nudged(value, [torch.tensor([1e6], dtype=torch.float64)])
