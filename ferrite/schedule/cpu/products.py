@@ -50,10 +50,9 @@ def product_of(operation: Operation) -> ProductAxes | None:
     if not all(isinstance(item.extent, Number) for item in (columns, summed)):
         return None
     least = MIN_WORDS if is_of_words else sum_pieces.MIN_SUMMED
-    if (
-        (not is_of_words and min(likely(rows.extent), extent_of(columns)) < MIN_SIDE)
-        or not least <= extent_of(summed) <= sum_pieces.MAX_SUMMED
-    ):
+    if (not is_of_words and min(likely(rows.extent), extent_of(columns)) < MIN_SIDE) or not least <= extent_of(
+        summed
+    ) <= sum_pieces.MAX_SUMMED:
         return None
     if not is_of_words and not sum_pieces.product_can_be_cut(extent_of(summed)):  # sums of integers are exact
         return None
