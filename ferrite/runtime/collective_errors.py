@@ -15,13 +15,13 @@ from typing import Any
 from ferrite.errors import layout
 from ferrite.graph import ModelLine
 
-NAMESPACE = "_c10d_functional."
-STARTED = re.compile(r"\bop__c10d_functional_(?!wait_tensor)(\w+)\(")
+NAMESPACES = ("_c10d_functional.", "symm_mem.")
+STARTED = re.compile(r"\bop_(?:_c10d_functional|symm_mem)_(?!wait_tensor)(\w+)\(")
 
 
 def is_collective(path: str) -> bool:
     """Whether an operator exchanges data with other processes, by its path."""
-    return NAMESPACE in path
+    return any(namespace in path for namespace in NAMESPACES)
 
 
 def with_place(

@@ -40,6 +40,7 @@ class MeasuredRun:
         return sum(each.waited for each in self.collectives)
 
 
+WITH_PRODUCTS = "fused_"  # collectives that are parts of products, over when these are
 Note = tuple[int, float, float]  # a call: its row, when it began, when it returned
 
 
@@ -84,6 +85,8 @@ class CollectiveTimes:
         waits: dict[Note, list[Note]] = {}
         for note in notes:
             row = start_of(self.rows, note[0])
+            if row is not None and operator_in(self.rows[row]).startswith(WITH_PRODUCTS):
+                continue
             if row == note[0]:
                 begun[row] = note
                 order.append(note)

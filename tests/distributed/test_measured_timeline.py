@@ -75,3 +75,17 @@ def test_a_graph_that_never_ran_has_a_forecast_alone():
     text = on_ranks(work)[0]
     assert "graph, measured" not in text
     assert "in waits" not in text
+
+
+def test_copies_in_shared_memory_are_measured_and_products_with_collectives_are_products():
+    rows = [
+        "buf1 = op_symm_mem__low_contention_all_gather(buf0, '0')",
+        "buf2, buf3 = op_symm_mem_fused_all_gather_matmul(buf0, [buf5], 0, '0', return_A=True)",
+        "op__c10d_functional_wait_tensor(buf1)",
+    ]
+    times = CollectiveTimes(rows)
+    times.last = 0.0, 9.0, [(0, 1.0, 2.0), (1, 2.0, 6.0), (2, 6.0, 8.0)]
+    found = times.run()
+    assert found is not None
+    (copies,) = found.collectives
+    assert (copies.operator, copies.begin, copies.end, copies.waited) == ("_low_contention_all_gather", 1.0, 8.0, 2.0)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without d
 
 
 @contextlib.contextmanager
-def shared_memory() -> Iterator[None]:
+def shared_memory() -> Iterator[Any]:
     """As if ranks shared memory: what copies there is done by collectives."""
     from torch.distributed import _symmetric_memory as symmetric
 
@@ -35,7 +35,7 @@ def shared_memory() -> Iterator[None]:
     with torch.library._scoped_library("symm_mem", "IMPL") as library, symmetric._test_mode():
         library.impl("_low_contention_all_gather", gather, "CPU")
         library.impl("_low_contention_reduce_scatter", scatter, "CPU")
-        yield
+        yield library
 
 
 def work(program: RankProgram, in_test_mode: bool = True) -> Any:

@@ -73,6 +73,22 @@ def one_does_not_ask(rank: int) -> int:
         return found
 
 
+def fails_while_it_runs(rank: int) -> str:
+    """What fails in shared memory says where in the model, as what fails in a process group does."""
+
+    def no_memory(x: torch.Tensor, group: str) -> torch.Tensor:
+        raise RuntimeError("no memory was mapped")
+
+    reset()
+    with shared_memory() as library, torch.no_grad():
+        library.impl("_low_contention_all_gather", no_memory, "CPU", allow_override=True)
+        try:
+            compile_strict(lambda x: gathered(x, ranks=RANKS) * 2, options={"distributed": COPIES})(torch.randn(4, 6))
+        except RuntimeError as problem:
+            return str(problem)
+    return ""
+
+
 def another_graph_asks_again(rank: int) -> list[int]:
     """What was said is said for the job: a rank that can by now does not begin what others do not expect."""
     first = asked_for_on_one(rank)
@@ -96,6 +112,7 @@ PROGRAMS = {
     "one does not ask": one_does_not_ask,
     "another graph asks again": another_graph_asks_again,
     "from the cache": from_the_cache,
+    "fails while it runs": fails_while_it_runs,
 }
 COPIED: dict[str, Any] = {
     "on both": 2,
@@ -112,10 +129,18 @@ def answers() -> dict[str, list[Any]]:
     return outcomes(PROGRAMS)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", COPIED)
 def test_all_ranks_copy_or_none(name, answers):
     assert_none_failed(answers[name])
     assert answers[name] == [COPIED[name]] * RANKS
+
+
+def test_what_fails_in_shared_memory_says_where(answers):
+    assert_none_failed(answers["fails while it runs"])
+    for said in answers["fails while it runs"]:
+        assert "no memory was mapped" in said
+        assert "_low_contention_all_gather" in said
+        assert "programs.py" in said
 
 
 def test_copies_are_not_what_collectives_are():

@@ -48,6 +48,7 @@ class Layout:
         self.channels: dict[str, int] = {}
         for exchange in self.exchanges:
             self.channels.setdefault(exchange.group, len(self.channels))
+        self.jobs: dict[Exchange, Job] = {}
         self.inputs = len(list(itertools.takewhile(is_input, self.nodes)))
         self.available, self.waited = self.earliest()
         self.needed = self.latest()
@@ -81,6 +82,12 @@ class Layout:
         return found
 
     def job(self, exchange: Exchange) -> Job:
+        """A collective as a timeline has it. Each is asked for whenever other buckets are tried."""
+        if exchange not in self.jobs:
+            self.jobs[exchange] = self.made_job(exchange)
+        return self.jobs[exchange]
+
+    def made_job(self, exchange: Exchange) -> Job:
         start, wait = self.place[exchange.start], min(self.place[each] for each in exchange.waits)
         available = start if exchange.start in self.waited else self.first_place(exchange.start)
         needed = min(self.last_place(each) for each in exchange.waits)
