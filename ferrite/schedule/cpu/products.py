@@ -50,10 +50,9 @@ def product_of(operation: Operation) -> ProductAxes | None:
     if not all(isinstance(item.extent, Number) for item in (columns, summed)):
         return None
     least = MIN_WORDS if is_of_words else sum_pieces.MIN_SUMMED
-    if (
-        (not is_of_words and min(likely(rows.extent), extent_of(columns)) < MIN_SIDE)
-        or not least <= extent_of(summed) <= sum_pieces.MAX_SUMMED
-    ):
+    if (not is_of_words and min(likely(rows.extent), extent_of(columns)) < MIN_SIDE) or not least <= extent_of(
+        summed
+    ) <= sum_pieces.MAX_SUMMED:
         return None
     if not is_of_words and not sum_pieces.product_can_be_cut(extent_of(summed)):  # sums of integers are exact
         return None
@@ -154,7 +153,7 @@ def form_of(product: ProductAxes, update: Update, machine: Machine) -> ProductFo
     is_row_by_row, *also = (step_along(item, product.summed) is ONE for item in (left, right))
     apart = [not collide(*pair, machine) for pair in ((left, product.rows), (right, product.columns))]
     has_few = rows <= machine.max_dot_rows or extent_of(product.columns) <= machine.max_direct_side
-    if is_row_by_row and all((*also, *apart)) and has_few:
+    if is_row_by_row and all(also) and (rows == 1 or (all(apart) and has_few)):
         return ProductForm(product.summed)
     if thin <= machine.max_direct_side:
         for factor, side in ((right, product.columns), (left, product.rows)):
