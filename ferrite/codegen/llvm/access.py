@@ -66,9 +66,11 @@ class LoadsAndStores:
             places = self.places.of(memory, statement.coordinates, memory.element, width)
             if not all(place.kind == "row" for place in places):
                 continue
-            step = self.e.lanes * BYTES[memory.element] * width
             self.e.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-            for place in places[:: max(CACHE_LINE_BYTES // step, 1)]:
+            size = BYTES[memory.element]
+            shifts = self.places.constant_shifts(flat_index(memory, statement.coordinates)) or range(len(places))
+            lines = {shift * size // CACHE_LINE_BYTES: place for shift, place in zip(shifts, places, strict=False)}
+            for place in lines.values():
                 self.e.function.line(f"call void @llvm.prefetch.p0(ptr {place.pointers[0]}, i32 0, i32 3, i32 1)")
             return
 

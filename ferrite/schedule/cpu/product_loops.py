@@ -75,7 +75,7 @@ def sides_of(product: ProductAxes, form: ProductForm, dtype: torch.dtype, machin
     lanes = machine.lanes(dtype)
     if form.along is product.summed:
         tall, most = machine.dot_tile(rows if isinstance(product.rows.extent, Number) else sys.maxsize)
-        most = machine.columns_of_a_row if product.rows.extent is ONE else most
+        most = machine.columns_read_once if form.reads_once else most
         wide = min(columns, most)
     else:
         tall, _ = machine.product_tile
@@ -84,7 +84,8 @@ def sides_of(product: ProductAxes, form: ProductForm, dtype: torch.dtype, machin
         tall, wide = wide, tall
     most = machine.l2_bytes // (dtype.itemsize * sum_pieces.MAX_PACKED) if form.is_packed else machine.block_rows
     tall_tiles = even_parts(-(-rows // tall), max(most // tall, 1))
-    wide_tiles = even_parts(-(-columns // wide), max(machine.block_columns // wide, 1))
+    together = machine.lanes(dtype) if form.reads_once else machine.block_columns
+    wide_tiles = even_parts(-(-columns // wide), max(together // wide, 1))
     batch = likely_points(product.batch)
 
     def are_few() -> bool:
@@ -158,7 +159,7 @@ class ProductTiles(TiledSums):
         right = load_of(self.factors[1])
         size = extent_of(self.product.columns) * self.summed_products * self.factors[1].dtype.itemsize
         is_far = self.machine.asks_for_next_columns and size >= self.machine.l2_bytes
-        if self.product.rows.extent is not ONE or self.form.along is not self.product.summed or not is_far:
+        if self.product.rows.extent is not ONE or not self.form.reads_once or not is_far:
             return ()
         place: dict[Axis, Index] = self.in_result(ZERO, wide.index + self.columns.tile)
         place[self.product.summed] = self.piece_begin + self.place_in_piece
