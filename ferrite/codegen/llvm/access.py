@@ -60,14 +60,19 @@ class LoadsAndStores:
         return Value(tuple(parts), element, 1 if places[0].kind == "one" else self.e.lanes)
 
     def prefetch(self, statement: Prefetch) -> None:
-        """Ask for every line of a row once; for nothing that is not in one row."""
+        """Ask for every line of a row once; for nothing that is not in one row, of elements or of words."""
         memory = self.e.memory[statement.buffer]
-        places = self.places.of(memory, statement.coordinates, memory.element)
-        if all(place.kind == "row" for place in places):
-            step = self.e.lanes * BYTES[memory.element]
+        for width in (1, WORD_BYTES) if memory.element == "i8" else (1,):
+            places = self.places.of(memory, statement.coordinates, memory.element, width)
+            if not all(place.kind == "row" for place in places):
+                continue
             self.e.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-            for place in places[:: max(CACHE_LINE_BYTES // step, 1)]:
+            size = BYTES[memory.element]
+            shifts = self.places.constant_shifts(flat_index(memory, statement.coordinates)) or range(len(places))
+            lines = {shift * size // CACHE_LINE_BYTES: place for shift, place in zip(shifts, places, strict=False)}
+            for place in lines.values():
                 self.e.function.line(f"call void @llvm.prefetch.p0(ptr {place.pointers[0]}, i32 0, i32 3, i32 1)")
+            return
 
     def as_register(self, value: Value, dtype: torch.dtype) -> Value:
         if dtype is not torch.bool:

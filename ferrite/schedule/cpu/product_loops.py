@@ -32,14 +32,15 @@ from functools import cached_property
 
 import torch
 
-from ferrite.ir import ONE, ZERO, Axis, Expr, Index, Load, Number, Op, axis, number, op, sum_pieces
-from ferrite.ir.kernel import Accumulate, Loop, LoopKind, Scratch, Store, Update
+from ferrite.ir import ONE, ZERO, Axis, Expr, Index, Load, Number, Op, axis, number, op, substitute, sum_pieces
+from ferrite.ir.kernel import Accumulate, Loop, LoopKind, Prefetch, Scratch, Store, Update
 from ferrite.machines import Machine
 from ferrite.schedule.cpu.products import (
     ProductForm,
     extent_of,
     factors,
     form_of,
+    load_of,
     step_along,
 )
 from ferrite.schedule.cpu.tiled_sums import (
@@ -74,6 +75,7 @@ def sides_of(product: ProductAxes, form: ProductForm, dtype: torch.dtype, machin
     lanes = machine.lanes(dtype)
     if form.along is product.summed:
         tall, most = machine.dot_tile(rows if isinstance(product.rows.extent, Number) else sys.maxsize)
+        most = machine.columns_read_once if form.reads_once else most
         wide = min(columns, most)
     else:
         tall, _ = machine.product_tile
@@ -82,7 +84,8 @@ def sides_of(product: ProductAxes, form: ProductForm, dtype: torch.dtype, machin
         tall, wide = wide, tall
     most = machine.l2_bytes // (dtype.itemsize * sum_pieces.MAX_PACKED) if form.is_packed else machine.block_rows
     tall_tiles = even_parts(-(-rows // tall), max(most // tall, 1))
-    wide_tiles = even_parts(-(-columns // wide), max(machine.block_columns // wide, 1))
+    together = machine.lanes(dtype) if form.reads_once else machine.block_columns
+    wide_tiles = even_parts(-(-columns // wide), max(together // wide, 1))
     batch = likely_points(product.batch)
 
     def are_few() -> bool:
@@ -141,7 +144,7 @@ class ProductTiles(TiledSums):
 
     def tile(self, tall: Part, wide: Part, update: Body, follows: Body) -> Body:
         """The sums of one tile; `update`: of each, over the places in a piece."""
-        body: Body = (Accumulate((self.state,), self.summed(update)),)
+        body: Body = (Accumulate((self.state,), self.summed((*self.prefetches(wide), *update))),)
         if self.ends_in_tiles(follows):
             body += replaced(follows, self.in_result(tall.index, wide.index))
         else:
@@ -149,6 +152,18 @@ class ProductTiles(TiledSums):
         if self.form.along is self.product.columns:
             return self.rows.tiled(tall, self.columns.tiled(wide, body))
         return self.columns.tiled(wide, self.rows.tiled(tall, body))
+
+    def prefetches(self, wide: Part) -> Body:
+        """Of a row times a matrix that comes from memory: what the next columns will read at the same step. A processor
+        sees where a column goes on, but not where the next ones begin."""
+        right = load_of(self.factors[1])
+        size = extent_of(self.product.columns) * self.summed_products * self.factors[1].dtype.itemsize
+        is_far = self.machine.asks_for_next_columns and size >= self.machine.l2_bytes
+        if self.product.rows.extent is not ONE or not self.form.reads_once or not is_far:
+            return ()
+        place: dict[Axis, Index] = self.in_result(ZERO, wide.index + self.columns.tile)
+        place[self.product.summed] = self.piece_begin + self.place_in_piece
+        return (Prefetch(right.buffer, tuple(substitute(index, place) for index in right.coordinates)),)
 
     def ends_in_tiles(self, follows: Body) -> bool:
         """Whether what follows a sum is done where the sum is, in registers: it is little, and goes along vectors."""

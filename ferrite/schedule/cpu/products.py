@@ -41,13 +41,16 @@ def product_of(operation: Operation) -> ProductAxes | None:
     is_of_words = isinstance(value, Op) and value.name in DOTS
     if not is_of_words and value.dtype not in TYPES:
         return None
-    product = product_in(operation) or (one_row(operation) if is_of_words else None)
+    product = product_in(operation) or one_row(operation)
     if product is None:
         return None
     if not all(is_read(factor) for factor in factors_in(operation) or ()):
         return None
     rows, columns, summed = product.rows, product.columns, product.summed
     if not all(isinstance(item.extent, Number) for item in (columns, summed)):
+        return None
+    is_row = rows not in operation.axes
+    if not (is_of_words or is_row) and min(likely(rows.extent), extent_of(columns)) < MIN_SIDE:
         return None
     least = MIN_WORDS if is_of_words else sum_pieces.MIN_SUMMED
     is_narrow = not is_of_words and min(likely(rows.extent), extent_of(columns)) < MIN_SIDE
@@ -59,13 +62,16 @@ def product_of(operation: Operation) -> ProductAxes | None:
 
 
 def one_row(operation: Reduce) -> ProductAxes | None:
-    """A row times a matrix, or a matrix times a column: the side of one has an axis that nothing depends on."""
+    """A row times a matrix, or a matrix times a column, of bytes: what is loaded of a row is used for several columns,
+    and several columns are read side by side. The rows are an axis that nothing depends on."""
     (summed,), factors = operation.reduced, factors_in(operation)
     if len(operation.axes) != 1 or factors is None:
         return None
     columns = operation.axes[0]
-    of_matrix, of_row = sorted(map(axes_under, factors), key=len, reverse=True)
-    if of_matrix != {columns, summed} or of_row != {summed}:
+    row, matrix = sorted(factors, key=lambda factor: len(axes_under(factor)))
+    if axes_under(matrix) != {columns, summed} or axes_under(row) != {summed}:
+        return None
+    if not is_read(matrix) or load_of(matrix).dtype.itemsize > 1:
         return None
     return ProductAxes((), axis("row", ONE), columns, summed)
 
@@ -128,12 +134,14 @@ def extent_of(item: Axis) -> int:
 @dataclass(frozen=True)
 class ProductForm:
     """`along`: the axis that vectors are made of. `packs_left`, `packs_right`: which factors are copied first, in the
-    order of their use; `panel`: the right one lies so already, with so many columns side by side."""
+    order of their use; `panel`: the right one lies so already, with so many columns side by side. `reads_once`: the
+    right one is a matrix of bytes, which comes from memory column by column: rows are so few that a tile has all."""
 
     along: Axis
     packs_left: bool = False
     packs_right: bool = False
     panel: int | None = None
+    reads_once: bool = False
 
     @property
     def is_packed(self) -> bool:
@@ -152,8 +160,12 @@ def form_of(product: ProductAxes, update: Update, machine: Machine) -> ProductFo
     is_row_by_row, *also = (step_along(item, product.summed) is ONE for item in (left, right))
     apart = [not collide(*pair, machine) for pair in ((left, product.rows), (right, product.columns))]
     has_few = rows <= machine.max_dot_rows or extent_of(product.columns) <= machine.max_direct_side
-    if is_row_by_row and all((*also, *apart)) and has_few:
-        return ProductForm(product.summed)
+    if is_row_by_row and all(also):
+        tall, _ = machine.dot_tile(rows)
+        if rows <= tall and load_of(right).dtype.itemsize == 1:
+            return ProductForm(product.summed, reads_once=True)
+        if all(apart) and has_few:
+            return ProductForm(product.summed)
     if thin <= machine.max_direct_side:
         for factor, side in ((right, product.columns), (left, product.rows)):
             if step_along(factor, side) is ONE and isinstance(side.extent, Number) and thin < extent_of(side):
