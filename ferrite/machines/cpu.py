@@ -94,9 +94,10 @@ class Machine(AnyMachine):
     max_shared_panel_bytes: int = 1 << 25  # of a factor that is packed as a whole, for all threads
     products_of_an_addition: int = 2  # that take as long as one addition with its loads and stores
 
-    # Of a few rows times a matrix of bytes: columns that are summed up together, and whether what the next ones will read
-    # is asked for, of a single row and a matrix that is too large for the L2 cache. Tried on a Xeon with 4096 by 4096 bytes, which its L3 cache holds:
-    # eight columns 1.0, with asking 0.84, four 0.72, two 0.70; with 11008 by 4096 all alike, as fast as memory is read.
+    # Of a few rows times a matrix of bytes: columns that are summed up together, and whether what the next ones will
+    # read is asked for, of a single row and a matrix that is too large for the L2 cache. Tried on a Xeon with 4096 by
+    # 4096 bytes, which its L3 cache holds: eight columns 1.0, with asking 0.84, four 0.72, two 0.70; with 11008 by 4096
+    # all alike, as fast as memory is read.
     columns_read_once: int = 8
     asks_for_next_columns: bool = False
     # Whether products of bytes have one factor without a sign: the right one is stored with 128 added to each byte, and

@@ -53,8 +53,7 @@ def product_of(operation: Operation) -> ProductAxes | None:
     if not (is_of_words or is_row) and min(likely(rows.extent), extent_of(columns)) < MIN_SIDE:
         return None
     least = MIN_WORDS if is_of_words else sum_pieces.MIN_SUMMED
-    is_narrow = not is_of_words and min(likely(rows.extent), extent_of(columns)) < MIN_SIDE
-    if is_narrow or not least <= extent_of(summed) <= sum_pieces.MAX_SUMMED:
+    if not least <= extent_of(summed) <= sum_pieces.MAX_SUMMED:
         return None
     if not is_of_words and not sum_pieces.product_can_be_cut(extent_of(summed)):  # sums of integers are exact
         return None
