@@ -115,5 +115,7 @@ SWEEP = """## What the sweep found
 
 Every operator that torch has sample inputs for, traced, lowered and interpreted, against eager and a float64 run.
 `lowered`: no call of torch inside but templates; `called`: with some; `untraced`: torch itself cannot trace it. The
-types are float32, bfloat16, int64 and complex64, the first sample of each; the worst verdict counts.
+types are float32, bfloat16, int64 and complex64, and the worst verdict counts; of each the first sample of which the
+input has several elements along each dimension. Single numbers, and dimensions of one or no element, are calls of torch
+more often: eager's own checks decide what it takes.
 """

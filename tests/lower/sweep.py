@@ -19,7 +19,7 @@ import operator
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -326,16 +326,36 @@ def judged(theirs: torch.Tensor, known: list[Any] | None, place: int) -> tuple[t
 
 def sweep(name: str, dtype: torch.dtype, backward: bool = False, samples: int = 3) -> list[Verdict]:
     """One verdict per sample; an operator that does not know the type has none."""
+    found = itertools.islice(samples_of(name, dtype, backward), samples)
+    return [judge(OPERATORS[name], sample, backward) for sample in found]
+
+
+def sweep_typical(name: str, dtype: torch.dtype, backward: bool = False) -> list[Verdict]:
+    """The verdict on one sample that says what an operator is like: the first of which the input has several elements
+    along each dimension, or the first, where there is none among the first few. Of numbers, and of dimensions of one or
+    no element, eager's own checks decide what it takes: many are calls for that."""
+    first = list(itertools.islice(samples_of(name, dtype, backward), 16))
+    typical = next(filter(has_several_elements, first), first[0] if first else None)
+    return [] if typical is None else [judge(OPERATORS[name], typical, backward)]
+
+
+def has_several_elements(sample: Any) -> bool:
+    tensors = [each for each in pytree.tree_leaves(sample.input) if isinstance(each, torch.Tensor)]
+    return bool(tensors) and all(each.dim() and min(each.shape) > 1 for each in tensors)
+
+
+def samples_of(name: str, dtype: torch.dtype, backward: bool) -> Iterable[Any]:
+    """Those of torch; none where an operator does not know the type."""
     info = OPERATORS[name]
     known = info.backward_dtypes if backward else info.dtypes
     if backward and name in READS_OUTSIDE_IN_BACKWARD:
-        return []
+        return ()
     if dtype not in known or (
         backward and not (info.supports_autograd and (dtype.is_floating_point or dtype.is_complex))
     ):
-        return []
-    found = itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=backward), samples)
-    return [judge(info, sample, backward) for sample in found]
+        return ()
+    found: Iterable[Any] = info.sample_inputs("cpu", dtype, requires_grad=backward)
+    return found
 
 
 ORDER = ("crashed", "wrong", "called", "lowered", "untraced")
@@ -348,12 +368,13 @@ def worst(verdicts: list[Verdict]) -> Verdict:
 
 
 def summary(name: str) -> list[str]:
-    """One row of the record, by first samples: the worst verdict forward with the first type, with all, backward; and
-    what is called."""
+    """One row of the record, by typical samples: the verdict forward with the first type, the worst with all, and
+    backward; and what is called."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    found = [sweep(name, RECORDED_TYPES[0], False, 1)]
-    found += [[verdict for dtype in RECORDED_TYPES for verdict in sweep(name, dtype, way, 1)] for way in (False, True)]
+    found = [sweep_typical(name, RECORDED_TYPES[0])]
+    for way in (False, True):
+        found.append([verdict for dtype in RECORDED_TYPES for verdict in sweep_typical(name, dtype, way)])
     kinds = [worst(verdicts).kind if verdicts else "" for verdicts in found]
     calls = dict.fromkeys(call.split(":")[0] for verdicts in found for verdict in verdicts for call in verdict.calls)
     return [name, *kinds, " ".join(calls)]

@@ -32,6 +32,25 @@ def test_resampling_and_its_gradient(mode, size):
     torch.testing.assert_close(a.grad, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("executor", ["interpreter", "native"])
+@pytest.mark.parametrize("corners", [True, False])
+@pytest.mark.parametrize("size", [(3, 9), (11, 4), (1, 1)])
+def test_antialiased_resampling_weighs_windows_as_wide_as_the_scale(size, corners, executor):
+    """What lies beside a window counts nothing, even if it is infinite."""
+
+    def fn(a):
+        return F.interpolate(a, size, mode="bilinear", antialias=True, align_corners=corners)
+
+    a = torch.randn(2, 3, 5, 17)
+    a[0, 1, 4, 16] = float("inf")
+    (program,) = programs_of(fn, a)
+    assert not eager_calls(program)
+    compiled = torch.compile(fn, backend="ferrite", options={"strict": True, "executor": executor})
+    torch.testing.assert_close(compiled(a), fn(a), rtol=1e-5, atol=1e-6, equal_nan=True)
+    channels_last = a.to(memory_format=torch.channels_last)
+    assert compiled(channels_last).stride() == fn(channels_last).stride()
+
+
 @pytest.mark.parametrize("mode", ["linear", "trilinear"])
 @pytest.mark.parametrize("corners", [True, False])
 def test_linear_resampling_in_one_and_three_dimensions(mode, corners):

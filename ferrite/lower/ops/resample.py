@@ -16,6 +16,8 @@ import torch
 from ferrite.errors import NotLowered
 from ferrite.ir import ONE, Expr, Index, arithmetic_type, axis, cast, const, data, index_value, number, op
 from ferrite.lower.builder import Builder
+from ferrite.lower.loops import add_reduce
+from ferrite.lower.memory import in_memory
 from ferrite.lower.ops.accumulate import gathered, scattered
 from ferrite.lower.ops.conditions import B8
 from ferrite.lower.ops.index import I64
@@ -268,8 +270,88 @@ def upsample_weighted_backward(
     return scattered(ctx, points, [*axes[: rank - len(taps)], *(place for place, _ in chosen)], source)
 
 
+# --- with windows as wide as the scale --------------------------------------------------------------------------------
+
+
+@lowers(aten._upsample_bilinear2d_aa.default)
+def upsample_antialiased(ctx: Builder, x: Value, output_size: Any, align_corners: bool, **scales: Any) -> Value:
+    """One dimension after the other, the last first, as in eager."""
+    if not x.dtype.is_floating_point:
+        raise NotLowered("weights of integers are rounded in torch's own way")
+    windows = [
+        Window(size, count, align_corners, factor, arithmetic_type(x.dtype))
+        for size, count, factor in zip(x.sizes[2:], ctx.out_sizes[2:], scales_of(scales), strict=True)
+    ]
+    result = windows[0].resampled(ctx, windows[1].resampled(ctx, x, 3), 2)
+    return ctx.convert(result, x.dtype)
+
+
+class Window:
+    """The elements that a result is made of along one dimension: those closer than a scale to where it lies, the less
+    of each the farther it is."""
+
+    def __init__(self, size: Index, count: Index, corners: bool, factor: float | None, dtype: torch.dtype) -> None:
+        many, few = constant_value(size), constant_value(count)
+        if many is None or not few:
+            raise NotLowered("how wide its windows are is known when it runs")
+        if corners:
+            scale = (many - 1) / (few - 1) if few > 1 else 0.0
+        else:
+            scale = 1.0 / factor if factor is not None and factor > 0 else many / few
+        self.size, self.count, self.dtype = size, count, dtype
+        self.scale, self.support = scale, max(scale, 1.0)
+        self.taps = number(2 * math.ceil(self.support) + 1)
+
+    def number(self, value: float) -> Expr:
+        return const(value, self.dtype)
+
+    def begin(self, item: Index) -> tuple[Expr, Expr, Expr]:
+        """Where a result lies among the elements, the first that it is made of, and the one behind the last."""
+        half, support = self.number(0.5), self.number(self.support)
+        center = op("mul", self.number(self.scale), op("add", cast(index_value(item), self.dtype), half))
+        first = op("maximum", cast(op("add", op("sub", center, support), half), I64), const(0, I64))
+        end = op("minimum", cast(op("add", op("add", center, support), half), I64), index_value(self.size))
+        return center, first, end
+
+    def weight(self, item: Index, tap: Index, total: Expr | None = None) -> Expr:
+        """What an element counts, as a part of `total`, if that is known; then what is none of the window has -1."""
+        center, first, end = self.begin(item)
+        place = op("add", first, index_value(tap))
+        away = op("add", op("sub", cast(place, self.dtype), center), self.number(0.5))
+        share = op("abs", op("mul", away, self.number(1.0 / self.support)))
+        weight = op("maximum", op("sub", self.number(1), share), self.number(0))
+        beyond = self.number(0 if total is None else -1)
+        weight = weight if total is None else op("div", weight, total)
+        return op("where", op("lt", place, end, dtype=B8), weight, beyond, dtype=self.dtype)
+
+    def resampled(self, ctx: Builder, x: Value, dim: int) -> Value:
+        """Places and weights are tables: they are the same for all rows, and take longer than a sum of them."""
+        counts, (item, tap) = (self.count, self.taps), own_axes((self.count, self.taps))
+
+        def weight(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
+            return self.weight(outer[0], inner[0])
+
+        (total,) = add_reduce(ctx, "sum", counts[:1], counts[1:], [weight], [self.dtype], x.device)
+        assert total is not None
+        weights = in_memory(ctx, ctx.lazy(counts, self.weight(item, tap, total.at((item,))), x.device))
+        last = index_value(self.size - 1)
+        place = op("minimum", op("add", self.begin(item)[1], index_value(tap)), last)
+        places = in_memory(ctx, ctx.lazy(counts, place, x.device))
+
+        def element(outer: Sequence[Index], inner: Sequence[Index]) -> Expr:
+            at = (outer[dim], inner[0])
+            source = x.at([*outer[:dim], data(places.at(at), self.size), *outer[dim + 1 :]])
+            part = op("mul", cast(source, self.dtype), weights.at(at))
+            is_inside = op("ge", weights.at(at), self.number(0), dtype=B8)  # times zero, infinity would be NaN
+            return op("where", is_inside, part, self.number(0), dtype=self.dtype)
+
+        sizes = [*x.sizes[:dim], self.count, *x.sizes[dim + 1 :]]
+        (result,) = add_reduce(ctx, "sum", sizes, (self.taps,), [element], [self.dtype], x.device)
+        assert result is not None
+        return result
+
+
 eager(
-    aten._upsample_bilinear2d_aa.default,
     aten._upsample_bilinear2d_aa_backward.default,
     aten._upsample_bicubic2d_aa.default,
     aten._upsample_bicubic2d_aa_backward.default,
