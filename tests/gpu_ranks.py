@@ -197,9 +197,11 @@ def rule_programs() -> dict[str, Program]:
 def shared_memory_programs() -> dict[str, Program]:
     from tests.distributed.rule_programs import PROGRAMS
     from tests.distributed.test_passes_on_ranks import work
+    from tests.distributed.test_shared_memory import on_gpus
 
     chosen = [each for each in PROGRAMS if each.has_memory or "async_tp" in each.distributed]
-    return {f"rule {each.name}": must_fire(work(each, in_test_mode=False), each) for each in chosen}
+    found = {f"rule {each.name}": must_fire(work(each, in_test_mode=False), each) for each in chosen}
+    return found | on_gpus()
 
 
 def must_fire(program: Program, described: Any) -> Program:
