@@ -23,6 +23,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 UPCAST = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
@@ -40,8 +41,7 @@ def compile_strict(fn: Any, *, options: dict[str, Any] | None = None, **kwargs: 
 
 def since(*version: int) -> pytest.MarkDecorator:
     """For what torch itself cannot do, under any backend, before a version."""
-    found = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    return pytest.mark.skipif(found < version, reason=f"torch {torch.__version__} itself cannot")
+    return pytest.mark.skipif(version > RELEASE, reason=f"torch {torch.__version__} itself cannot")
 
 
 def compiled_graphs() -> int:

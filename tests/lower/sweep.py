@@ -2,6 +2,7 @@
 
     python -m tests.lower.sweep                       every operator, float32, first samples
     python -m tests.lower.sweep sum nn.functional --dtypes float32 bfloat16 --backward --samples 5 --show
+    python -m tests.lower.sweep sum --exact --record docs/operators.csv    its row, written anew
 
 An operator is traced as a backend sees it (functional, under fake tensors), lowered, run by the interpreter and as
 native code, and each is compared with eager: values by their distance from a float64 run, dtypes, shapes and strides
@@ -22,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -337,33 +339,42 @@ def sweep(name: str, dtype: torch.dtype, backward: bool = False, samples: int = 
 
 
 ORDER = ("crashed", "wrong", "called", "lowered", "untraced")
+RECORDED_TYPES = [torch.float32, torch.bfloat16, torch.int64, torch.complex64]
+HEAD = ["operator", "float32", "all types", "backward", "calls"]
 
 
 def worst(verdicts: list[Verdict]) -> Verdict:
     return min(verdicts, key=lambda verdict: ORDER.index(verdict.kind))
 
 
-def summary(task: tuple[str, list[torch.dtype], int]) -> list[str]:
-    """One row of the record: the worst verdict forward with the first type, with all, backward; and what is called."""
-    name, dtypes, samples = task
+def summary(name: str) -> list[str]:
+    """One row of the record, by first samples: the worst verdict forward with the first type, with all, backward; and
+    what is called."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    found = [sweep(name, dtypes[0], False, samples)]
-    found += [[verdict for dtype in dtypes for verdict in sweep(name, dtype, way, samples)] for way in (False, True)]
+    found = [sweep(name, RECORDED_TYPES[0], False, 1)]
+    found += [[verdict for dtype in RECORDED_TYPES for verdict in sweep(name, dtype, way, 1)] for way in (False, True)]
     kinds = [worst(verdicts).kind if verdicts else "" for verdicts in found]
     calls = dict.fromkeys(call.split(":")[0] for verdicts in found for verdict in verdicts for call in verdict.calls)
     return [name, *kinds, " ".join(calls)]
 
 
-def record(path: str, names: list[str], dtypes: list[torch.dtype], samples: int) -> None:
-    """Write one row per operator."""
-    with open(path, "w", newline="") as file, ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["operator", str(dtypes[0])[6:], "all types", "backward", "calls"])
-        rows.writerow(["---"] * 5)
-        for place, row in enumerate(pool.map(summary, [(name, dtypes, samples) for name in names])):
+def recorded(path: Path) -> dict[str, dict[str, str]]:
+    """Rows by operator."""
+    with path.open(newline="") as file:
+        return {row["operator"]: row for row in csv.DictReader(file) if row["operator"] != "---"}
+
+
+def record(path: Path, names: list[str]) -> None:
+    """Write a row for each of these operators; rows of others stay as they are."""
+    found = {name: list(row.values()) for name, row in recorded(path).items()} if path.exists() else {}
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for place, row in enumerate(pool.map(summary, names)):
             print(f"{place + 1} of {len(names)} {row[0]}", end="\033[K\r", file=sys.stderr)
-            rows.writerow(row)
+            found[row[0]] = row
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerows([HEAD, ["---"] * len(HEAD), *(found[name] for name in sorted(found))])
 
 
 def main() -> None:
@@ -375,14 +386,14 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--show", action="store_true", help="print the programs")
     parser.add_argument("--bad", action="store_true", help="print only what is wrong or crashed")
-    parser.add_argument("--record", metavar="CSV", help="write one row per operator, forward and backward")
+    parser.add_argument("--record", metavar="CSV", type=Path, help="write their rows of the record")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     fits = operator.eq if args.exact else operator.contains
     wanted = [name for name in sorted(OPERATORS) if not args.names or any(fits(name, part) for part in args.names)]
     dtypes = [getattr(torch, text) for text in args.dtypes]
     if args.record:
-        record(args.record, wanted, dtypes, args.samples)
+        record(args.record, wanted)
         return
     count: Counter[str] = Counter()
     for name in wanted:
