@@ -264,6 +264,26 @@ def work(case: Case, in_test_mode: bool = True) -> Callable[[int], tuple[int, li
     return run
 
 
+def other_products(rank: int) -> str:
+    """One rank adds up what the other averages, in products alone. They would wait for each other where no process
+    group counts the seconds."""
+
+    def of_this_rank(x: torch.Tensor, right: torch.Tensor, op: str, dim: int, group: str) -> torch.Tensor:
+        return (x @ right)[: len(x) // RANKS].clone()
+
+    if rank == 1:
+        time.sleep(1)
+    reset()
+    with torch.no_grad(), shared_memory() as library:
+        library.impl("fused_matmul_reduce_scatter", of_this_rank, "CPU", allow_override=True)
+        try:
+            fn = added_up("avg" if rank else "sum")
+            compile_strict(fn, options={"distributed": BY_PARTS}, dynamic=False)(torch.ones(12, 6), torch.ones(6, 6))
+        except ferrite.UserError as problem:
+            return str(problem)
+    return ""
+
+
 PROGRAMS = {
     **{case.name: work(case) for case in CASES},
     "on both": on_both,
@@ -273,6 +293,7 @@ PROGRAMS = {
     "another graph asks again": another_graph_asks_again,
     "from the cache": from_the_cache,
     "fails while it runs": fails_while_it_runs,
+    "other products": other_products,
 }
 COPIED: dict[str, Any] = {
     "on both": 2,
@@ -341,3 +362,10 @@ def test_programs_are_kept_apart_by_whether_memory_is_shared():
             shared = identity(COPIES), identity("auto")
     assert without[0] != shared[0]
     assert without[1] == shared[1]
+
+
+def test_products_in_shared_memory_are_compared_among_ranks(answers):
+    second = answers["other products"][1]
+    assert "rank 1 would not send the same as rank 0" in str(second)
+    assert "fused_matmul_reduce_scatter avg along 0 of torch.float32 144" in str(second)
+    assert "fused_matmul_reduce_scatter sum along 0 of torch.float32 144" in str(second)
