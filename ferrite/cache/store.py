@@ -46,9 +46,9 @@ from ferrite.errors import Refusal, layout, warn_user
 Kind = Literal["graph", "kernel", "captured", "joint", "sources"]
 KINDS: tuple[Kind, ...] = ("graph", "kernel", "captured", "joint", "sources")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-ABANDONED_AFTER = 3600.0  # seconds until such a file is taken for left behind
-LOOK_AFTER = 64  # entries that one process publishes until it looks again at what others have
-ROOM_LEFT = 0.9  # of the limit, when entries were removed
+ABANDONED_AFTER_SECONDS = 3600.0  # seconds until such a file is taken for left behind
+ENTRIES_BETWEEN_LOOKS = 64  # entries that one process publishes until it looks again at what others have
+SHARE_LEFT = 0.9  # of the limit, when entries were removed
 
 
 @dataclass(frozen=True)
@@ -220,13 +220,13 @@ class EntryStore:
             self._published += 1
             if self._bytes is not None:
                 self._bytes += added
-                if self._bytes <= self.limit and self._published < LOOK_AFTER:
+                if self._bytes <= self.limit and self._published < ENTRIES_BETWEEN_LOOKS:
                     return
             self._published = 0
             entries = list(self.entries())
             self._bytes = sum(entry.size for entry in entries)
             if self._bytes > self.limit:
-                self._bytes -= self._evict(entries, self._bytes - int(self.limit * ROOM_LEFT))
+                self._bytes -= self._evict(entries, self._bytes - int(self.limit * SHARE_LEFT))
             self.sweep()
         finally:
             self._counting.release()
@@ -246,7 +246,7 @@ class EntryStore:
 
     def sweep(self) -> int:
         """Remove files that killed writers left behind; how many."""
-        removed, old = 0, time.time() - ABANDONED_AFTER
+        removed, old = 0, time.time() - ABANDONED_AFTER_SECONDS
         for _kind, item in self._files():
             with contextlib.suppress(OSError):
                 if item.name.startswith(ASIDE) and item.stat(follow_symlinks=False).st_mtime < old:

@@ -24,7 +24,7 @@ from ferrite.errors import NotCached
 KNOWN_MODULES = frozenset({"_operator", "operator", "math", "builtins", "torch"})
 THEMSELVES = frozenset({type(None), bool, int, str})
 NAMED = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory format"}
-MOST = 1 << 96  # no number that a graph holds is larger
+MAX_NUMBER = 1 << 96  # no number that a graph holds is larger
 Data = Any
 
 
@@ -85,7 +85,7 @@ class CallDescriber:
 def rebuilt(data: Data, nodes: Sequence[torch.fx.Node]) -> Any:
     """The argument behind data; `nodes`: those that it may refer to, by place."""
     if type(data) is not list:
-        if type(data) is int and -MOST < data < MOST:
+        if type(data) is int and -MAX_NUMBER < data < MAX_NUMBER:
             return data
         if type(data) is int or type(data) not in THEMSELVES:
             raise NotCached(f"a {type(data).__name__} that stands for nothing")

@@ -20,7 +20,7 @@ import torch
 Number = torch.SymInt | torch.SymBool | torch.SymFloat
 Range = tuple[int | None, int | None]
 
-LARGEST = 1 << 62  # bounds beyond are torch's way to say there is none
+MAX_BOUND = 1 << 62  # bounds beyond are torch's way to say there is none
 VECTOR_ELEMENTS = 16  # that a GPU loads at once
 
 
@@ -92,7 +92,7 @@ def _ends(found: Any) -> Range:
 
 
 def _end(bound: Any) -> int | None:
-    return int(bound) if bound.is_Integer and abs(int(bound)) < LARGEST else None
+    return int(bound) if bound.is_Integer and abs(int(bound)) < MAX_BOUND else None
 
 
 def symbols_of(value: Number) -> list[Any]:
@@ -225,7 +225,7 @@ def guarded_ranges(value: Number, equalities: Mapping[Any, Any]) -> Mapping[Any,
         if not getattr(hint, "is_Integer", isinstance(hint, int)):
             continue
         if large.subs(symbol, hint) == simple:
-            low, high = found.get(symbol, (0, LARGEST))
+            low, high = found.get(symbol, (0, MAX_BOUND))
             first, last = _where_equal(large, symbol, int(simple), int(hint))
             found[symbol] = max(low, first), min(high, last)
     return found
@@ -247,7 +247,7 @@ def _where_equal(expression: Any, symbol: Any, wanted: int, inside: int) -> tupl
     ends = []
     for way in (-1, 1):
         step, end = 1, inside
-        while end + way * step >= 0 and step < LARGEST and expression.subs(symbol, end + way * step) == wanted:
+        while end + way * step >= 0 and step < MAX_BOUND and expression.subs(symbol, end + way * step) == wanted:
             end, step = end + way * step, step * 2
         while step > 1:
             step //= 2

@@ -20,7 +20,7 @@ from ferrite import __version__
 from ferrite.cache import Unusable, full_path, make_folders
 from ferrite.cli import specs
 from ferrite.cli.compile import find
-from ferrite.errors import UserError
+from ferrite.errors import Refusal, UserError
 from ferrite.options import Options, resolve
 from ferrite.runtime.cuda import libcuda
 from ferrite.targets import reason_against_gpus
@@ -176,9 +176,9 @@ def check_gpu() -> Examined:
     if not torch.cuda.is_available():
         return Examined("GPU", "note", "torch has GPU support but sees no device", "check the driver: nvidia-smi")
     names = [gpu_text(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())]
-    reason = "kernels are made for GPUs of NVIDIA" if torch.version.hip is not None else reason_against_gpus()
-    if reason:
-        return Examined("GPU", "note", "; ".join(names), f"graphs on it run operator by operator: {reason}")
+    amd = Refusal("kernels are made for GPUs of NVIDIA") if torch.version.hip is not None else None
+    if (refusal := amd or reason_against_gpus()) is not None:
+        return Examined("GPU", "note", "; ".join(names), f"graphs on it run operator by operator: {refusal.reason}")
     return Examined("GPU", "ok", f"{'; '.join(names)}; driver for CUDA {libcuda().version() / 1000:.1f}")
 
 

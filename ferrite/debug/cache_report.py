@@ -16,7 +16,7 @@ from ferrite.debug.record import last_compile
 
 # Components that follow from others: their digests tell a reader nothing where something else differs as well.
 FOLLOW = ("calls", "values", "names", "tags", "strides", "operators", "constants", "text")
-SHOWN = 12  # differences
+MAX_DIFFERENCES_SHOWN = 12  # differences
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ def differences_table(found: Sequence[Difference]) -> Table:
     for column in ("component", "there", "here"):
         table.add_column(column, overflow="fold")
     telling = [each for each in found if each.name not in FOLLOW]
-    for each in (telling or list(found))[:SHOWN]:
+    for each in (telling or list(found))[:MAX_DIFFERENCES_SHOWN]:
         table.add_row(each.name, side(each.there), side(each.here))
-    if len(telling) > SHOWN:
-        table.add_row(f"and {len(telling) - SHOWN} more", "", "")
+    if len(telling) > MAX_DIFFERENCES_SHOWN:
+        table.add_row(f"and {len(telling) - MAX_DIFFERENCES_SHOWN} more", "", "")
     return table
 
 

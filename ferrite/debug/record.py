@@ -29,7 +29,7 @@ from ferrite.runtime.cuda import Recordings
 from ferrite.schedule import FusionRefusal
 from ferrite.tune import Found, Problem
 
-KEPT = 64  # records remembered
+MAX_RECORDS = 64  # records remembered
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class CompileRecord:
 
 
 _numbers = itertools.count()
-_records: collections.deque[CompileRecord] = collections.deque(maxlen=KEPT)
+_records: collections.deque[CompileRecord] = collections.deque(maxlen=MAX_RECORDS)
 
 
 def start_record(options: Options, line: ModelLine | None, has_unknown_sizes: bool = False) -> CompileRecord:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ferrite.capture import torch_api
+from ferrite.errors import Refusal
 from ferrite.graph import SHORT_NAMES
 from ferrite.targets.trials import Stopwatch, farthest, reason_against
 from ferrite.targets.tuning_watcher import watcher
@@ -28,7 +29,7 @@ def measured_call(problem: CallProblem) -> CallTimes | None:
     watcher().begins(problem, 2)
     try:
         args, kwargs = operands_of(problem, "cuda")
-        if reason_against_results(operator, other, args, kwargs):
+        if reason_against_results(operator, other, args, kwargs) is not None:
             return None
         watch = Stopwatch()
         times = []
@@ -80,11 +81,11 @@ def contiguous(sizes: Sequence[int]) -> list[int]:
     return strides
 
 
-def reason_against_results(operator: Any, other: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-    """Why what another operator gives will not do in the place of torch's; empty where it will."""
+def reason_against_results(operator: Any, other: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Refusal | None:
+    """Why what another operator gives will not do in the place of torch's; None where it will."""
     wanted, found = (flat(each(*args, **kwargs)) for each in (operator, other))
     if [looks(each) for each in wanted] != [looks(each) for each in found]:
-        return "its results are of another type or size"
+        return Refusal("its results are of another type or size")
     wide = [each.double() if is_narrow(each) else each for each in args]
     wide_named = {name: each.double() if is_narrow(each) else each for name, each in kwargs.items()}
     try:
@@ -94,10 +95,10 @@ def reason_against_results(operator: Any, other: Any, args: Sequence[Any], kwarg
     for result, right, best in zip(found, wanted, exact, strict=True):
         if not is_narrow(result):
             if not torch.equal(result, right):
-                return "its results are other numbers"
-        elif reason := reason_against([result], [best], [farthest(right, best)]):
-            return reason
-    return ""
+                return Refusal("its results are other numbers")
+        elif (refusal := reason_against([result], [best], [farthest(right, best)])) is not None:
+            return refusal
+    return None
 
 
 def flat(results: Any) -> list[torch.Tensor]:

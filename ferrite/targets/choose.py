@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from ferrite.errors import layout, warn_user
+from ferrite.errors import Refusal, layout, warn_user
 from ferrite.options import Options
 from ferrite.runtime.cuda import CudaError, libcuda
 from ferrite.targets.cpu import CPU, INTERPRETER
@@ -57,25 +57,26 @@ def cuda_is_here() -> bool:
     """Whether kernels can run on the GPUs of this process. Why they cannot is said once."""
     if not torch.cuda.is_available() or torch.version.hip is not None:
         return False
-    reason = reason_against_gpus()
-    if reason:
-        no_kernels(reason, "")
-    return not reason
+    refusal = reason_against_gpus()
+    if refusal is not None:
+        no_kernels(refusal.reason, "")
+    return refusal is None
 
 
-def reason_against_gpus() -> str:
-    """Why no kernels are made for the GPUs that torch sees; empty where they are."""
+def reason_against_gpus() -> Refusal | None:
+    """Why no kernels are made for the GPUs that torch sees; None where they are."""
     found = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
     text = ", ".join(f"{major}.{minor}" for major, minor in sorted(found))
     if len(found) > 1:
-        return f"GPUs of compute capability {text}: kernels are made for one kind at a time"
+        return Refusal(f"GPUs of compute capability {text}: kernels are made for one kind at a time")
     if min(found) < OLDEST_CAPABILITY:
-        return f"a compute capability of {text}: kernels need {'.'.join(map(str, OLDEST_CAPABILITY))} or later"
+        oldest = ".".join(map(str, OLDEST_CAPABILITY))
+        return Refusal(f"a compute capability of {text}: kernels need {oldest} or later")
     try:
         libcuda().version()
     except (OSError, CudaError) as problem:
-        return str(problem)
-    return ""
+        return Refusal(str(problem))
+    return None
 
 
 @functools.lru_cache

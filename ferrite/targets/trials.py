@@ -25,7 +25,7 @@ from ferrite.targets.executable import UncompiledOperations, executable_of, runs
 
 Trial = Callable[..., Any]
 MIN_ROUNDS, MAX_ROUNDS, MICROSECONDS = 5, 30, 3000.0  # of one trial
-CACHES = 10  # that are written through to empty one: it takes longer than the host does for a call
+CACHES_WRITTEN = 10  # that are written through to empty one: it takes longer than the host does for a call
 
 
 def compiled_trials(gm: torch.fx.GraphModule, target: CudaTarget, tuned: Sequence[Tuned]) -> list[Trial | Refusal]:
@@ -50,17 +50,19 @@ def compiled_trials(gm: torch.fx.GraphModule, target: CudaTarget, tuned: Sequenc
     return [loaded(plan) for plan in plans]
 
 
-def reason_against(results: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], far: Sequence[float]) -> str:
+def reason_against(
+    results: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], far: Sequence[float]
+) -> Refusal | None:
     """Why results are not what they should be: farther from the exact ones than eager's are, by `far` at most, and some
-    units of their type. Empty where they are right."""
+    units of their type. None where they are right."""
     for result, right, allowed in zip(results, exact, far, strict=True):
         if (result.isnan() != right.isnan()).any():
-            return "other elements are no numbers"
+            return Refusal("other elements are no numbers")
         away = farthest(result, right)
         unit = torch.finfo(result.dtype).eps * right.abs().max().item()
         if away > 2 * allowed + unit:
-            return f"it is {away:.3g} away, and torch {allowed:.3g}"
-    return ""
+            return Refusal(f"it is {away:.3g} away, and torch {allowed:.3g}")
+    return None
 
 
 def farthest(result: torch.Tensor, right: torch.Tensor) -> float:
@@ -71,7 +73,7 @@ class Stopwatch:
     """Times functions on the current GPU."""
 
     def __init__(self) -> None:
-        size = CACHES * torch.cuda.get_device_properties().L2_cache_size
+        size = CACHES_WRITTEN * torch.cuda.get_device_properties().L2_cache_size
         self.other = torch.empty(size, dtype=torch.int8, device="cuda")
 
     def microseconds(self, function: Trial, *given: Any) -> float:

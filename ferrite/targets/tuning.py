@@ -56,10 +56,8 @@ def reason_against_measuring() -> Refusal | None:
     """Why nothing can be measured in this process."""
     if not torch.cuda.is_available():
         return Refusal("torch sees no GPU")
-    reason = reason_against_gpus() or (
-        "" if triton_is_here() else "Triton is not installed, cannot be imported, or is too old"
-    )
-    return Refusal(reason) if reason else None
+    without_triton = None if triton_is_here() else Refusal("Triton is not installed, cannot be imported, or is too old")
+    return reason_against_gpus() or without_triton
 
 
 class Tuner:
@@ -198,7 +196,7 @@ def fastest(problem: ProductProblem, target: CudaTarget) -> Measured | None:
     watcher().begins(problem, len(configs))
     watch, times = Stopwatch(), dict[ProductConfig, float]()
     for config, trial in zip(configs, compiled_trials(graph_of(left, right), target, tables), strict=True):
-        if not isinstance(trial, Refusal) and not reason_against(trial(left, right), [exact], [allowed]):
+        if not isinstance(trial, Refusal) and reason_against(trial(left, right), [exact], [allowed]) is None:
             times[config] = watch.microseconds(trial, left, right)
         watcher().tried()
         if not watcher().has_time():

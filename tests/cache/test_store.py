@@ -340,7 +340,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path):
 
 
 def test_entries_of_other_processes_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(stores, "LOOK_AFTER", 4)
+    monkeypatch.setattr(stores, "ENTRIES_BETWEEN_LOOKS", 4)
     store, other = EntryStore(tmp_path / "artifacts", 100_000), EntryStore(tmp_path / "artifacts", 10 * MEBIBYTE)
     store.publish(key(0), {}, {})
     other.publish(key(1), {"code": bytes(200_000)}, {})

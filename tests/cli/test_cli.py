@@ -165,9 +165,9 @@ def test_demo_trains_like_eager(capsys):
 @pytest.mark.quick
 def test_compile_prints_the_new_records_of_a_long_process(net, capsys):
     """Only so many records are remembered: new ones are not those beyond a count."""
-    from ferrite.debug.record import KEPT, start_record
+    from ferrite.debug.record import MAX_RECORDS, start_record
 
-    for _ in range(KEPT):
+    for _ in range(MAX_RECORDS):
         start_record(Options(), None)
     assert main(["compile", f"{net}:Net", "f32[2,4]"]) == 0
     text = capsys.readouterr().out

@@ -46,8 +46,8 @@ def nan(*shape):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks so small that a few elements need several of them."""
-    monkeypatch.setattr(grid, "LOOPED", 8)
-    monkeypatch.setattr(grid, "SHARED", 4)
+    monkeypatch.setattr(grid, "LOOPED_ELEMENTS", 8)
+    monkeypatch.setattr(grid, "NESTED_ELEMENTS", 4)
     monkeypatch.setattr(statements, "MAX_BLOCK_ELEMENTS", 16)
 
 

@@ -71,7 +71,7 @@ def cannot_be_opened_on_one(rank: int) -> int:
 def one_does_not_ask(rank: int) -> int:
     """It has no copies in its options, and so says nothing of its memory."""
     with shared_memory(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agreement, "PATIENCE", 1.0)
+        patch.setattr(agreement, "PATIENCE_SECONDS", 1.0)
         begin = time.monotonic()
         found = copied(rank, **({"distributed": "off"} if rank else {}))
         assert time.monotonic() - begin < 30

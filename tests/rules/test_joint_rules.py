@@ -18,6 +18,7 @@ from ferrite.passes.joint.constant_folding import CONSTANT_RULES
 from ferrite.passes.joint.products import KERNEL_RULES, PATTERN_RULES, move_iotas
 from ferrite.passes.joint.softmax import SCALED_SOFTMAX_RULES
 from ferrite.passes.joint.views import VIEW_RULES
+from ferrite.passes.shared.constants import MAX_CALLS_BEHIND
 from ferrite.pipeline import PassContext
 from ferrite.rewrite import apply_rules
 from tests.compare import assert_no_farther, assert_same_as_eager
@@ -83,12 +84,12 @@ def test_a_long_chain_is_asked_about_once_and_no_farther(monkeypatch):
         node for node in gm.graph.nodes if node.args and node.args[0] in gm.graph.find_nodes(op="placeholder")
     ]
     assert uniform.Uniform().of(product.args[1]) is None
-    assert len(asked) == len(set(asked)) == uniform.MAX_CALLS_BEHIND
+    assert len(asked) == len(set(asked)) == MAX_CALLS_BEHIND
     asked.clear()
     nodes = len(gm.graph.nodes)
     assert apply_rules(gm, CONSTANT_RULES, PassContext(Options())) >= 1
-    assert len(gm.graph.nodes) <= nodes - uniform.MAX_CALLS_BEHIND + 2, "as much is folded as one question reaches"
-    assert len(asked) <= len(CONSTANT_RULES) * uniform.MAX_CALLS_BEHIND * nodes
+    assert len(gm.graph.nodes) <= nodes - MAX_CALLS_BEHIND + 2, "as much is folded as one question reaches"
+    assert len(asked) <= len(CONSTANT_RULES) * MAX_CALLS_BEHIND * nodes
     assert torch.equal(gm(torch.ones(2)), expected)
 
 

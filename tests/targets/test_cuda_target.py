@@ -366,7 +366,7 @@ def test_indices_have_32_bits_until_sizes_come_that_need_more(gpu, monkeypatch):
     def function(x):
         return x.sum(0), (x * 2).softmax(-1), torch.arange(x.shape[0]) * 3
 
-    monkeypatch.setattr(indices, "LIMIT", 1 << 12)
+    monkeypatch.setattr(indices, "INDEX_LIMIT_IN_32_BITS", 1 << 12)
     emit.fixed_launch.cache_clear()
     f = compiled(function, dynamic=True)
     narrow = []

@@ -68,7 +68,7 @@ from ferrite.schedule import BufferTable, Plan, Run, accessed, likely
 WORD = re.compile(r"\w+")
 INDENT = "    "
 Spellings = Mapping[str, HostSpelling]
-ALIGNMENT = 16  # bytes: see `RandomState`
+ALIGNMENT_BYTES = 16  # bytes: see `RandomState`
 MARK = "\0"  # between a line of text and the number of its remark, while printing
 
 
@@ -283,7 +283,7 @@ class _Printer:
         torch learn where its generator will be."""
         aligned = dict.fromkeys(name for step in states for name in step.aligned)
         addresses = " | ".join(f"{name}.data_ptr()" for name in aligned)
-        unaligned = f" or ({addresses}) % {ALIGNMENT}" if aligned else ""
+        unaligned = f" or ({addresses}) % {ALIGNMENT_BYTES}" if aligned else ""
         multiples = dict.fromkeys(pair for step in states for pair in step.multiples)
         uneven = "".join(f" or ({index.text}) % {divisor}" for index, divisor in multiples)
         return f"if is_recording(){unaligned}{uneven}: return in_eager(args)"

@@ -34,9 +34,9 @@ MIN_LAUNCHES = 3  # fewer are as quick without: inputs of a part are copied
 
 # Operators of torch that wait for the GPU, ask its driver for memory, or keep something on the host from call to call.
 WAITING = re.compile(
-    r"nonzero|masked_select|unique|bincount|hist|repeat_interleave|_local_scalar|item|equal\b|is_nonzero|allclose|linalg|"
-    r"cholesky|lu_|qr|svd|eig|lstsq|ormqr|triangular|fft|sparse|nested|segment_reduce|ctc_loss|rnn|lstm|gru|embedding_bag|"
-    r"multinomial|poisson|binomial|grouped_mm|_assert_scalar|pin_memory|record_stream|set_data|resize|_foreach"
+    r"nonzero|masked_select|unique|bincount|hist|repeat_interleave|_local_scalar|item|equal\b|is_nonzero|allclose|"
+    r"linalg|cholesky|lu_|qr|svd|eig|lstsq|ormqr|triangular|fft|sparse|nested|segment_reduce|ctc_loss|rnn|lstm|gru|"
+    r"embedding_bag|multinomial|poisson|binomial|grouped_mm|_assert_scalar|pin_memory|record_stream|set_data|resize|_foreach"
 )
 RANDOM = "random"  # the effect of drawing from torch's own generator, which recordings know of
 MASKS = (torch.bool, torch.uint8)
@@ -108,12 +108,12 @@ def segments(plan: Plan, recording: Recording) -> tuple[list[Segment], tuple[Ref
             refusals.append(Refusal(f"too few launches to record: {work}", line_of(plan.steps[first])))
 
     for place, step in enumerate(plan.steps):
-        where, refusal = place_of(step, plan, place, table, recording.devices, decided)
-        if refusal is not None or (device and where and where != device):
+        where = device_of(step, plan, place, table, recording.devices, decided)
+        if isinstance(where, Refusal) or (device and where and where != device):
             finish(place - 1)
             first, device, work = None, "", 0
-        if refusal is not None:
-            refusals.append(refusal)
+        if isinstance(where, Refusal):
+            refusals.append(where.at(line_of(step)))
             continue
         if first is None:
             first = place
@@ -123,60 +123,59 @@ def segments(plan: Plan, recording: Recording) -> tuple[list[Segment], tuple[Ref
     return found, tuple(refusals)
 
 
-def place_of(
+def device_of(
     step: Run | Operation, plan: Plan, place: int, table: BufferTable, devices: Collection[str], decided: set[str]
-) -> tuple[str, Refusal | None]:
-    """The device of a step, nothing where it needs none; and why it cannot be recorded."""
-    line = line_of(step)
+) -> str | Refusal:
+    """The device of a step, nothing where it needs none; or why it cannot be recorded."""
     if isinstance(step, Run):
         names = [name for launch in step.launches for name in launch.arguments]
         if {size.name for launch in step.launches for size in launch.sizes} & decided:
-            return "", Refusal("a size that data decides", line)
+            return Refusal("a size that data decides")
     elif isinstance(step, Assert) or (isinstance(step, Bind) and step.query != "offset"):
-        return "", None
+        return ""
     elif place in plan.bodies:
-        return "", Refusal("which steps there are is known when it runs", line)
+        return Refusal("which steps there are is known when it runs")
     elif isinstance(step, Item):
-        return "", Refusal("the host reads a number", line)
+        return Refusal("the host reads a number")
     else:
         call = call_of(step)
         if call is None:
-            return "", Refusal(f"{type(step).__name__} is a step of the host", line)
+            return Refusal(f"{type(step).__name__} is a step of the host")
         masked = any(table.buffers[name].dtype in MASKS for name in tensors_of(step))
-        if (reason := reason_against(call, step, masked)) is not None:
-            return "", Refusal(reason, line)
+        if (refusal := reason_against(call, step, masked)) is not None:
+            return refusal
         names = [*tensors_of(step), *(item for item in call.results if isinstance(item, str))]
     buffers = [table.buffers[name] for name in names if name in table.buffers]
     if any(symbols_of(buffer) & decided for buffer in buffers):
-        return "", Refusal("a size that data decides", line)
+        return Refusal("a size that data decides")
     found = {str(buffer.device) for buffer in buffers}
     if len(found) != 1:
-        return "", Refusal("it has tensors on several devices, or on none", line)
+        return Refusal("it has tensors on several devices, or on none")
     (device,) = found
     if torch.device(device).type not in devices:
-        return "", Refusal(f"it runs on {device}", line)
-    return device, None
+        return Refusal(f"it runs on {device}")
+    return device
 
 
-def reason_against(call: Call, step: Operation, masked: bool) -> str | None:
+def reason_against(call: Call, step: Operation, masked: bool) -> Refusal | None:
     """Why a call cannot be recorded; None where it can. `masked`: some operand may be a mask."""
     if isinstance(step, Collective) or call.effect not in (None, RANDOM):
-        return "it has an effect beside its results"
+        return Refusal("it has an effect beside its results")
     if any(isinstance(item, Symbol) for item in call.results):
-        return "data decide what it gives"
+        return Refusal("data decide what it gives")
     if isinstance(step, UserKernel):
         return None  # it is compiled, and tuned, by the time of the second call
     if isinstance(call.operator, host.Constant):
-        return "nothing is known of what it does"
+        return Refusal("nothing is known of what it does")
     if not call.operator.startswith(("aten.", "prims.")):
-        return "it is no operator of torch's own"
+        return Refusal("it is no operator of torch's own")
     if WAITING.search(call.operator) is not None or (masked and call.operator.startswith("aten.index")):
-        return f"{call.operator} may wait for the GPU"
+        return Refusal(f"{call.operator} may wait for the GPU")
     if torch_api.is_unsafe_to_record(call.operator):
-        return f"torch says that {call.operator} cannot be recorded"
+        return Refusal(f"torch says that {call.operator} cannot be recorded")
     given = [value for name, value in call.kwargs if name == "generator"]
     if call.operator.endswith(".generator") or any(value != host.Literal("None") for value in given):
-        return "it has a generator of its own"
+        return Refusal("it has a generator of its own")
     return None
 
 

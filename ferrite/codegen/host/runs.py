@@ -21,7 +21,7 @@ from ferrite.schedule import Launch, ParallelRegion, Run, bytes_at
 
 KernelNumbers = Mapping[tuple[str, Kernel], int]  # by their device, and by themselves
 Buffers = Mapping[str, Buffer]
-MEMORY_ALIGNMENT = 128  # bytes: of what a launch needs for itself
+MEMORY_ALIGNMENT_BYTES = 128  # bytes: of what a launch needs for itself
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def run_table(
     for place, launch in enumerate(run.launches):
         arguments = list(launch_arguments(run, launch, spelling, slots))
         if size := spelling.launch_memory(launch.kernel):
-            arena = -(-arena // MEMORY_ALIGNMENT) * MEMORY_ALIGNMENT
+            arena = -(-arena // MEMORY_ALIGNMENT_BYTES) * MEMORY_ALIGNMENT_BYTES
             arguments.append((0, arena))
             own_memory.append(ArenaPart(arena, size, place, place))
             arena += size

@@ -12,7 +12,7 @@ from ferrite.codegen.llvm.addresses import Addresses, flat_index
 from ferrite.codegen.llvm.casts import cast
 from ferrite.codegen.llvm.checks import stop_where
 from ferrite.codegen.llvm.emission import Emission, Value
-from ferrite.codegen.llvm.indices import Indices, factor_of
+from ferrite.codegen.llvm.indices import LIMIT_IN_32_BITS, Indices, factor_of
 from ferrite.codegen.llvm.math import calls  # noqa: F401  (it adds its rows)
 from ferrite.codegen.llvm.operators import ROWS, Words, is_float
 from ferrite.codegen.llvm.random_numbers import WORDS, random_row, random_value
@@ -42,7 +42,6 @@ from ferrite.ir import (
 from ferrite.ir.kernel import Notes
 
 Memo = dict[Expr, Value]
-SHORT = 1 << 31
 
 
 class Expressions:
@@ -272,4 +271,4 @@ class Expressions:
 def is_short(value: Expr) -> bool:
     """Whether its form tells that a value, without its fraction, fits into 32 bits."""
     found = interval(value)
-    return found is not None and found[0] > -SHORT and found[1] < SHORT
+    return found is not None and found[0] > -LIMIT_IN_32_BITS and found[1] < LIMIT_IN_32_BITS

@@ -24,8 +24,8 @@ from ferrite.errors import NotLoaded
 
 MAGIC = b"ferrite image 1\n"
 LENGTHS = struct.Struct("<II")  # of the JSON, and of the bytes behind it
-ADDRESS = 8  # bytes
-PAGE = 1 << 12  # references between pages of AArch64: an image begins at a multiple of it
+ADDRESS_BYTES = 8  # bytes
+PAGE_BYTES = 1 << 12  # references between pages of AArch64: an image begins at a multiple of it
 
 X86, ARM = 62, 183  # machines of ELF
 RELOCATABLE, PROGRAM_BITS, SYMBOL_TABLE, WITH_ADDENDS = 1, 1, 2, 4
@@ -58,7 +58,7 @@ class Image:
         if len(data) != start + length + count:
             raise ValueError("an image that was cut short")
         exports, words, fixed = json.loads(data[start : start + length])
-        for places, room in ((exports, 1), (words, ADDRESS), ({"": fixed}, 0)):
+        for places, room in ((exports, 1), (words, ADDRESS_BYTES), ({"": fixed}, 0)):
             if not all(type(place) is int and 0 <= place <= count - room for place in places.values()):
                 raise ValueError("an image that names places outside it")
         return Image(data[start + length :], exports, words, fixed)
@@ -131,7 +131,7 @@ class _Linking:
             if number not in written:
                 self.place(number)
         if written:
-            self.append(b"", max(PAGE, mmap.PAGESIZE))
+            self.append(b"", max(PAGE_BYTES, mmap.PAGESIZE))
         fixed = len(self.image_bytes)
         for number in written:
             self.place(number)
@@ -148,7 +148,7 @@ class _Linking:
         """Whether a section is in memory while code runs. What unwinds the stack is left out: nothing is thrown."""
         if not section.flags & TAKES_MEMORY or not section.size or self.name_of(section).startswith(".eh_frame"):
             return False
-        if section.kind != PROGRAM_BITS or section.alignment > PAGE:
+        if section.kind != PROGRAM_BITS or section.alignment > PAGE_BYTES:
             raise NotLoaded(f"it has a section {self.name_of(section)} of a kind that kernels do not need")
         return True
 
@@ -218,7 +218,7 @@ def call_26(code: bytearray, at: int, target: int) -> None:
 
 def page_21(code: bytearray, at: int, target: int) -> None:
     """The distance in pages, in two parts."""
-    distance = target // PAGE - at // PAGE
+    distance = target // PAGE_BYTES - at // PAGE_BYTES
     if not -(1 << 20) <= distance < 1 << 20:
         raise NotLoaded("a reference goes too far")
     put_bits(code, at, 29, 2, distance)
@@ -229,7 +229,7 @@ def in_page(size: int) -> Callable[[bytearray, int, int], None]:
     """The place inside a page, counted in elements of so many bytes."""
 
     def fill(code: bytearray, at: int, target: int) -> None:
-        place = target % PAGE
+        place = target % PAGE_BYTES
         if place % size:
             raise NotLoaded("a reference to an element that is not aligned")
         put_bits(code, at, 10, 12, place // size)

@@ -30,7 +30,7 @@ from ferrite.ir import (
     number,
 )
 
-LIMIT = 1 << 31
+LIMIT_IN_32_BITS = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -201,13 +201,13 @@ def fits(index: Index) -> bool:
     """Whether an index and all it is made of are integers of 32 bits; scalars are not worth asking."""
     if isinstance(index, Data) or index.low is None or index.high is None:
         return False
-    if index.low <= -LIMIT or index.high >= LIMIT:
+    if index.low <= -LIMIT_IN_32_BITS or index.high >= LIMIT_IN_32_BITS:
         return False
     if isinstance(index, Sum):
         reach = abs(index.constant) + sum(
             abs(factor) * max(abs(item.low or 0), abs(item.high or 0)) for item, factor in index.terms
         )
-        return reach < LIMIT and all(fits(item) for item, _ in index.terms)
+        return reach < LIMIT_IN_32_BITS and all(fits(item) for item, _ in index.terms)
     return all(map(fits, index.parts))
 
 

@@ -17,7 +17,7 @@ from ferrite.codegen.triton.module import BlockAxis, Module, Scope
 from ferrite.ir import ONE, ZERO, Axis, Expr, Index, Load, Number, substitute
 from ferrite.schedule import step_of
 
-ALIGNED = 16  # bytes
+ALIGNED_BYTES = 16  # bytes
 MAX_SIDE = 256  # elements of a block along one dimension
 
 
@@ -62,9 +62,9 @@ def described(module: Module, value: Expr, scope: Scope) -> Described | None:
     if base is None or None in extents or None in apart:
         return None
     steps = [*(each for each in apart if each is not None), step]
-    if any(each <= 0 or each * size % ALIGNED for each in steps) or base * size % ALIGNED:
+    if any(each <= 0 or each * size % ALIGNED_BYTES for each in steps) or base * size % ALIGNED_BYTES:
         return None
-    if any(item.block.most > MAX_SIDE for item in (rows, inner)) or inner.block.most * size < ALIGNED:
+    if any(item.block.most > MAX_SIDE for item in (rows, inner)) or inner.block.most * size < ALIGNED_BYTES:
         return None
     lengths = [rows.block.name, inner.block.name]
     pointer = module.pointers[value.buffer]

@@ -18,8 +18,8 @@ from ferrite.ir.kernel import INDEPENDENT, Kernel, Let, Loop, Scratch, Statement
 
 # Elements of such a kernel's blocks: no speed rests on them.
 MAX_BLOCK_ELEMENTS = 4096
-LOOPED = 1024  # elements of a block that a loop takes at a time, or a program of a grid
-SHARED = 64  # the same, where blocks are nested
+LOOPED_ELEMENTS = 1024  # elements of a block that a loop takes at a time, or a program of a grid
+NESTED_ELEMENTS = 64  # the same, where blocks are nested
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _is_launched(axis: Axis) -> bool:
 
 def block_limit(loop: Loop) -> int:
     """How many elements of a loop to do at a time, where one block does not hold all of them."""
-    return SHARED if any(_is_blocked(item) for item in walk(loop.body)) else LOOPED
+    return NESTED_ELEMENTS if any(_is_blocked(item) for item in walk(loop.body)) else LOOPED_ELEMENTS
 
 
 def _is_blocked(statement: Statement) -> bool:

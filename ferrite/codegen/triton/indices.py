@@ -33,7 +33,7 @@ from ferrite.ir import (
     number,
 )
 
-LIMIT = (1 << 31) - (1 << 14)  # room for the lanes of a block that lie beyond the extent
+INDEX_LIMIT_IN_32_BITS = (1 << 31) - (1 << 14)  # room for the lanes of a block that lie beyond the extent
 WIDE = "tl.int64"
 INDEX = "INDEX"  # in the source: the type of indices that sizes decide about
 Look = Callable[[Atom], tuple[str, bool]]  # the text of an atom, and whether it is surely 64 bits wide
@@ -47,7 +47,7 @@ def reach(index: Index) -> int | None:
 def is_narrow(index: Index) -> bool:
     """Whether 32 bits hold it."""
     most = reach(index)
-    return most is not None and most < LIMIT
+    return most is not None and most < INDEX_LIMIT_IN_32_BITS
 
 
 def without(index: Index, symbols: Collection[Symbol]) -> Index:
@@ -80,7 +80,7 @@ class Reaches:
         most = [
             each for each in self.found if not any(exceeds(other, each) for other in self.found if other is not each)
         ]
-        return minimum(maximum(*most) // LIMIT, ONE) if most else ZERO
+        return minimum(maximum(*most) // INDEX_LIMIT_IN_32_BITS, ONE) if most else ZERO
 
     def add(self, index: Index) -> Index:
         reach = self.of(index)
@@ -186,7 +186,7 @@ class IndexText:
         for item, factor in index.terms:
             most = reach(item)
             total = None if total is None or most is None else total + abs(factor) * most
-        wide = total is None or total >= LIMIT
+        wide = total is None or total >= INDEX_LIMIT_IN_32_BITS
         text = ""
         for item, factor in index.terms:
             part, _ = self.operand(item, wide)
@@ -202,7 +202,7 @@ class IndexText:
         for factor in index.factors:
             most = reach(factor)
             total = None if total is None or most is None else total * max(most, 1)
-        wide = total is None or total >= LIMIT
+        wide = total is None or total >= INDEX_LIMIT_IN_32_BITS
         left, texts = list(index.factors), []
         for factors, name in self.named.items():
             while not Counter(factors) - Counter(left):

@@ -27,7 +27,7 @@ from ferrite.lower.value import Value, own_axes
 from ferrite.machines import host_machine
 
 Place = Sequence[Index]
-WORD = 4  # bytes
+WORD_BYTES = 4  # bytes
 HIGHEST_BITS = const(-0x7F7F7F80, torch.int32)  # 0x80808080: the highest bit of each byte, or 128 four times
 
 
@@ -36,8 +36,8 @@ def byte_product(ctx: Builder, left: Value, right: Value) -> Value:
     """Of two matrices, whose sums are a multiple of four long."""
     _, column = own_axes(ctx.out_sizes)
     left, right = in_memory(ctx, left), in_memory(ctx, right)
-    (word,) = own_axes((left.sizes[-1] // WORD,), "r")
-    weights = word_of(right, lambda place: (WORD * word + place, column))
+    (word,) = own_axes((left.sizes[-1] // WORD_BYTES,), "r")
+    weights = word_of(right, lambda place: (WORD_BYTES * word + place, column))
     if host_machine().unsigned_bytes:
         weights = op("bitwise_xor", weights, HIGHEST_BITS)
     return summed_words(ctx, left, weights)
@@ -48,7 +48,7 @@ def byte_product_of_panels(ctx: Builder, left: Value, panels: Value, columns: ob
     """The same, of a matrix whose columns are in panels, as words; on machines that want it, with 128 added."""
     _, column = own_axes(ctx.out_sizes)
     panels = in_memory(ctx, panels)
-    (word,) = own_axes((left.sizes[-1] // WORD,), "r")
+    (word,) = own_axes((left.sizes[-1] // WORD_BYTES,), "r")
     width = panels.sizes[-2]
     weights = word_of(panels, lambda place: (column // width, word, column % width, place))
     return summed_words(ctx, in_memory(ctx, left), weights)
@@ -56,14 +56,14 @@ def byte_product_of_panels(ctx: Builder, left: Value, panels: Value, columns: ob
 
 def word_of(matrix: Value, at: Callable[[Index], Place]) -> Expr:
     """Four bytes of a matrix: `at` tells where the first to the last are."""
-    return op("pack_bytes", *(matrix.at(at(number(place))) for place in range(WORD)), dtype=torch.int32)
+    return op("pack_bytes", *(matrix.at(at(number(place))) for place in range(WORD_BYTES)), dtype=torch.int32)
 
 
 def summed_words(ctx: Builder, left: Value, weights: Expr) -> Value:
     row, _ = own_axes(ctx.out_sizes)
-    words = left.sizes[-1] // WORD
+    words = left.sizes[-1] // WORD_BYTES
     (word,) = own_axes((words,), "r")
-    factor = word_of(left, lambda place: (row, WORD * word + place))
+    factor = word_of(left, lambda place: (row, WORD_BYTES * word + place))
 
     def total(sizes: Sequence[Index], value: Expr) -> Value:
         (result,) = add_reduce(ctx, "sum", sizes, (words,), [value], [torch.int32], left.device)

@@ -25,7 +25,7 @@ from ferrite.graph import fake_value
 from ferrite.machines import host_machine
 from ferrite.passes.freezing.binary_cases import constant, conv, of
 from ferrite.passes.shared import byte_products
-from ferrite.passes.shared.byte_products import WORD
+from ferrite.passes.shared.byte_products import WORD_BYTES
 from ferrite.passes.shared.constants import constant_of
 from ferrite.passes.shared.facts import transposed
 from ferrite.passes.shared.own_convolutions import as_torch_has_it, window_of
@@ -142,7 +142,7 @@ def panels_of_words(weight: torch.Tensor) -> torch.Tensor:
     key = (weight.data_ptr(), weight.dtype, weight.shape, weight.stride(), width)
     with on_real_tensors(), _lock:
         inner, _ = weight.shape
-        words = torch.nn.functional.pad(weight, [0, 0, 0, -inner % WORD]).unflatten(0, (-1, WORD))
+        words = torch.nn.functional.pad(weight, [0, 0, 0, -inner % WORD_BYTES]).unflatten(0, (-1, WORD_BYTES))
         if machine.unsigned_bytes:
             words = words.bitwise_xor(-128).view(torch.uint8)
         found = _kept.get(key)

@@ -32,7 +32,7 @@ from ferrite.rewrite import AnyRule, Case, GraphRule, Writer, apply_rules, argum
 
 aten = torch.ops.aten
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-MOST = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ LEFT: Mapping[Any, str] = {
     aten.randperm.default: "a permutation is no function of single places",
 }
 # The largest exponential number that is drawn in double precision.
-FARTHEST = 53 * math.log(2)
+MAX_EXPONENTIAL = 53 * math.log(2)
 
 
 def first_value(node: torch.fx.Node) -> Any:
@@ -198,7 +198,7 @@ DTYPES: Mapping[Any, tuple[torch.dtype, ...]] = {integer: INTEGERS, geometric: (
 
 
 def beyond(dtype: torch.dtype, p: float) -> bool:
-    return not dtype.is_floating_point and FARTHEST / -math.log1p(-p) >= torch.iinfo(dtype).max
+    return not dtype.is_floating_point and MAX_EXPONENTIAL / -math.log1p(-p) >= torch.iinfo(dtype).max
 
 
 def argument_problem(how: Any, given: Mapping[str, Any]) -> Refusal | None:
@@ -210,7 +210,7 @@ def argument_problem(how: Any, given: Mapping[str, Any]) -> Refusal | None:
     ]
     if not all(isinstance(number, (int, float)) for number in numbers):
         return Refusal("a parameter is not known")
-    if how is integer and not 0 < given["high"] - given.get("low", 0) <= MOST:
+    if how is integer and not 0 < given["high"] - given.get("low", 0) <= MAX_INT64:
         return Refusal("there are no such integers, or too many")
     if how is uniform_between and given["from"] > given["to"]:
         return Refusal("the bounds are the wrong way round")

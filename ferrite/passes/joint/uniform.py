@@ -16,6 +16,7 @@ import torch
 from ferrite.capture import on_real_tensors
 from ferrite.graph import HALVES, fake_value, same_number
 from ferrite.passes.shared.const_scatter import fits
+from ferrite.passes.shared.constants import MAX_CALLS_BEHIND
 from ferrite.rewrite import Site, arguments_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -24,7 +25,6 @@ DTYPES = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 )
-MAX_CALLS_BEHIND = 64  # calls between a value and its constructors; so the cost of asking stays small in any graph
 
 # What each of them fills its result with.
 LIKE: Mapping[Any, Callable[[Mapping[str, Any]], Any]] = {

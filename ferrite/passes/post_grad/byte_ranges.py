@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-LIMIT = 1 << 63  # beyond any address
+MAX_ADDRESS = 1 << 63  # beyond any address
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Span:
         return self if self == EVERYTHING else Span(self.low + by, self.high + by)
 
 
-EVERYTHING = Span(-LIMIT, LIMIT)
+EVERYTHING = Span(-MAX_ADDRESS, MAX_ADDRESS)
 
 
 def span_of(value: object) -> Span:

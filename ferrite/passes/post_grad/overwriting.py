@@ -52,7 +52,7 @@ COUNT_FROM_THE_START = frozenset(
         *("aten::sym_storage_offset", "aten::set_", "aten::resize_"),
     }
 )
-ALIGNMENT = 16  # a result that moves within its memory stays as well aligned as kernels ask for
+ALIGNMENT_BYTES = 16  # a result that moves within its memory stays as well aligned as kernels ask for
 ALREADY_THERE = Refusal("it is the operand already")
 OperandsByStorage = dict[Storage, list[tuple[torch.fx.Node, int]]]  # by the memory they lie in, with bytes further on
 
@@ -185,7 +185,7 @@ class MemoryUses:
             return Refusal("the result looks different")
         else:
             moved = True
-        if moved and (own in self.pinned or (shift(target, result) or 1) % ALIGNMENT):
+        if moved and (own in self.pinned or (shift(target, result) or 1) % ALIGNMENT_BYTES):
             return Refusal("it can be seen where the result begins in its memory")
         if own in self.aliases.output_storages and not fills_its_memory(target):
             return Refusal("the result is returned, and would keep more memory alive than its own")

@@ -15,20 +15,17 @@ from typing import Any
 import torch
 
 from ferrite.capture import on_real_tensors
+from ferrite.errors import NotApplied
 from ferrite.graph import Storage, fake_value, has_effect, is_random, mutates, says_so, storages_of
 from ferrite.passes.pre_grad.predicates import is_plain
+from ferrite.passes.shared.constants import MAX_CALLS_BEHIND
 
-MAX_CALLS_BEHIND = 64  # calls between a value and its constructors
 MAX_BYTES = 8 << 20  # of one value on the way
 DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 # Names of operators that devices answer differently where there is no answer, as in a division by zero; or that make
 # nothing in particular, or something elsewhere.
 UNLIKE = re.compile(r"div|mod|remainder|shift|pow|empty|cuda")
 CPU = torch.device("cpu")
-
-
-class NotConstant(Exception):
-    pass
 
 
 class ConstantTensors:
@@ -53,7 +50,7 @@ class ConstantTensors:
         if type(value) in (int, bool, torch.device, torch.dtype):  # asked of a tensor
             return value
         if len(self.found) >= MAX_CALLS_BEHIND or not self.is_constant_call(node, value):
-            raise NotConstant
+            raise NotApplied(f"{node.name} is not computed from constants alone")
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.computed)
         args, kwargs = torch.fx.node.map_aggregate((args, kwargs), on_cpu)
         if node.op == "call_method":
@@ -61,7 +58,7 @@ class ConstantTensors:
         else:
             made = node.target(*args, **kwargs)  # type: ignore[operator]
         if not isinstance(made, torch.Tensor) or (made.shape, made.dtype) != (value.shape, value.dtype):
-            raise NotConstant
+            raise NotApplied(f"{node.name} is not what tracing says it is")
         self.found[node] = made
         return made
 

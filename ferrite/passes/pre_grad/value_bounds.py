@@ -21,15 +21,14 @@ import torch
 from ferrite.capture import torch_api
 from ferrite.graph import Storage, fake_value, says_so, storages_of
 from ferrite.passes.pre_grad.predicates import SHAPE_VIEWS, is_plain
-from ferrite.passes.shared.constants import FILLED, FILLS, NUMBER_NAMES, ONES, ZEROS
+from ferrite.passes.shared.constants import FILLED, FILLS, MAX_CALLS_BEHIND, NUMBER_NAMES, ONES, ZEROS
 from ferrite.rewrite import arguments_of
 
 aten = torch.ops.aten
 Number = Any  # an int, a float or a SymInt
-MAX_CALLS_BEHIND = 64  # calls between a value and its constructors: a limit on the time to compile
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-EXACT = 256  # whole numbers up to it are exact in bfloat16, and in all wider types
+MAX_EXACT_INTEGER = 256  # whole numbers up to it are exact in bfloat16, and in all wider types
 # A symbolic bound is about as large as a tensor has elements, give or take plain numbers up to MAX_SHIFT: no int64 that
 # lies between such bounds is near the ends of its type.
 MAX_SHIFT, MOST = 2**40, 2**62
@@ -245,7 +244,7 @@ def counted(node: torch.fx.Node) -> Bounds | None:
     names = ("end",) if len(node.args) == 1 else ("start", "end", "step")
     given = {"start": 0, "step": 1, **dict(zip(names, node.args, strict=False)), **node.kwargs}
     start, end, step = torch.fx.node.map_arg((given["start"], given["end"], given["step"]), fake_value)
-    if type(start) is not int or type(step) is not int or not 0 < abs(step) <= EXACT:
+    if type(start) is not int or type(step) is not int or not 0 < abs(step) <= MAX_EXACT_INTEGER:
         return None
     if abs(start) > MAX_SHIFT or not isinstance(end, (int, torch.SymInt)):
         return None
@@ -278,7 +277,7 @@ def is_number(end: Number) -> bool:
 
 def is_exact(found: Bounds) -> bool:
     """Whether the bounds are whole numbers that every type of floats holds."""
-    return all(is_number(end) and abs(end) <= EXACT and end == int(end) for end in found)
+    return all(is_number(end) and abs(end) <= MAX_EXACT_INTEGER and end == int(end) for end in found)
 
 
 def is_infinite(found: Bounds) -> bool:

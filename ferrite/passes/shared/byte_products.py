@@ -17,7 +17,7 @@ from ferrite.passes.shared.facts import beside_torch
 from ferrite.rewrite import Site
 
 aten = torch.ops.aten
-WORD = 4  # bytes that are multiplied at once
+WORD_BYTES = 4  # bytes that are multiplied at once
 # Of a sum: with fewer a tile has more to do at its end than before, with more packed factors take much memory.
 MIN_SUMMED, MAX_SUMMED = 16, 1 << 16
 
@@ -52,7 +52,7 @@ def reason_to_leave(site: Site, left: torch.Tensor, right: torch.Tensor, in_pane
 
 def in_words(site: Site, matrix: Any, dimension: int, inner: int) -> Any:
     """A matrix with zeros behind what is summed, to a multiple of four."""
-    missing = -inner % WORD
+    missing = -inner % WORD_BYTES
     if not missing:
         return matrix
     pads = [0, missing] if dimension == 1 else [0, 0, 0, missing]

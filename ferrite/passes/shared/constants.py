@@ -21,6 +21,7 @@ FILLED: Mapping[Any, int] = {
     **dict.fromkeys((torch.tensor, torch.scalar_tensor, aten.scalar_tensor.default), 0),
     "new_full": 2,
 }
+MAX_CALLS_BEHIND = 64  # calls between a value and its constructors: so the cost of asking stays small in any graph
 NUMBER_NAMES = ("fill_value", "data", "s")
 ZEROS = frozenset({torch.zeros, torch.zeros_like, aten.zeros.default, aten.zeros_like.default, "new_zeros"})
 ONES = frozenset({torch.ones, torch.ones_like, aten.ones.default, aten.ones_like.default, "new_ones"})

@@ -16,16 +16,16 @@ import torch
 from ferrite.capture import torch_runtime
 
 HUGE_PAGES = 14  # the advice, as Linux numbers it
-PAGE = 4096
+PAGE_BYTES = 4096
 
 
 def large_on_cpu(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """As `empty_on_cpu`, with large pages. A system that has none says so, and nothing is lost."""
     tensor = torch_runtime.empty_on_cpu(sizes, strides, dtype)
-    start = -(-tensor.data_ptr() // PAGE) * PAGE
+    start = -(-tensor.data_ptr() // PAGE_BYTES) * PAGE_BYTES
     # `untyped_storage()` would count as a user of the memory from then on: autograd would add nothing to it in place
     reach = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if all(sizes) else 0
-    end = (tensor.data_ptr() + reach * dtype.itemsize) // PAGE * PAGE
+    end = (tensor.data_ptr() + reach * dtype.itemsize) // PAGE_BYTES * PAGE_BYTES
     if end > start:
         _advise(start, end - start, HUGE_PAGES)
     return tensor

@@ -22,7 +22,7 @@ ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)\s*\(([^)]*)\)")
 PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)")
 READY = "ready"
 IDLE_SECONDS = 60
-ALIGNED = 16  # bytes: what Triton calls divisible
+ALIGNED_BYTES = 16  # bytes: what Triton calls divisible
 _lock = threading.Lock()  # over Triton's settings, which are a process's
 
 
@@ -42,7 +42,7 @@ def compiled(request: dict[str, Any]) -> dict[str, Any]:
             function,
             dict(zip(names, request["types"], strict=True)),
             {(names.index(name),): value for name, value in request["constants"].items()},
-            {(place,): [["tt.divisibility", ALIGNED]] for place in request["aligned"]},
+            {(place,): [["tt.divisibility", ALIGNED_BYTES]] for place in request["aligned"]},
         )
         target = GPUTarget("cuda", request["capability"], 32)
         made = triton.compile(source, target=target, options=dict(request["options"]))

@@ -19,7 +19,7 @@ from ferrite.runtime.cuda.kernels import CudaKernel
 
 DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-ALWAYS_THERE = 48 << 10  # bytes of shared memory that need not be asked for
+UNASKED_SHARED_BYTES = 48 << 10  # bytes of shared memory that need not be asked for
 
 
 class Function:
@@ -159,7 +159,7 @@ class LibCuda:
         with self.on(device):
             self.call("cuModuleLoadData", ctypes.byref(module), kernel.code)
             self.call("cuModuleGetFunction", ctypes.byref(handle), module, kernel.entry.encode())
-            if kernel.shared > ALWAYS_THERE:
+            if kernel.shared > UNASKED_SHARED_BYTES:
                 self.call("cuFuncSetAttribute", handle, MAX_DYNAMIC_SHARED, kernel.shared)
         function = Function(handle.value or 0)
         self.later(function, "cuModuleUnload", module, device)

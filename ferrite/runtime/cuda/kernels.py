@@ -138,7 +138,7 @@ def unit_of(kernel: Kernel, processor: GpuKind) -> CudaUnit:
     constants = launch.constants(None)
     types += ["constexpr"] * len(constants)
     if launch.rows:
-        types, constants = ["*i64", "constexpr"], {ALIGNMENT: triton_compiler.ALIGNED}
+        types, constants = ["*i64", "constexpr"], {ALIGNMENT: triton_compiler.ALIGNED_BYTES}
     options = {**OPTIONS, "num_warps": launch.warps(None)}
     if launch.checks:  # Triton's assertions are kept, those about overflow are not
         options |= {"debug": True, "sanitize_overflow": False}
@@ -162,7 +162,7 @@ def unit_of(kernel: Kernel, processor: GpuKind) -> CudaUnit:
 
 def even_strides(kernel: Kernel) -> set[Symbol]:
     """Sizes that rows lie apart by, and that are likely to be multiples of 16."""
-    return {size for size in row_strides(kernel) if size.likely and size.likely % triton_compiler.ALIGNED == 0}
+    return {size for size in row_strides(kernel) if size.likely and size.likely % triton_compiler.ALIGNED_BYTES == 0}
 
 
 def launch_facts(launch: LaunchConfig) -> dict[str, Any]:

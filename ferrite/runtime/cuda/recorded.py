@@ -24,6 +24,7 @@ import torch
 
 from ferrite.capture import torch_runtime
 from ferrite.codegen import RecordedPart
+from ferrite.errors import Refused
 from ferrite.ir import may_overlap
 from ferrite.runtime.cuda.graphs import Replay
 
@@ -66,8 +67,8 @@ class Pool:
 POOL = Pool()
 
 
-class NotRecorded(Exception):
-    """Why a part cannot be recorded."""
+class NotRecorded(Refused):
+    """Recording: a part cannot be replayed with what it is given."""
 
 
 @dataclass(frozen=True)

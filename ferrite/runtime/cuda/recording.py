@@ -35,6 +35,7 @@ import torch
 
 from ferrite.capture import torch_runtime
 from ferrite.codegen import RecordedPart
+from ferrite.errors import Refused
 from ferrite.ir import may_overlap
 from ferrite.runtime.cuda.graphs import Part, Recordable
 from ferrite.runtime.cuda.recorded import POOL, NotRecorded, Recorded, check_plain, from_pool
@@ -165,9 +166,7 @@ class Recorder:
             recorded.keep(results, inputs)
         except Exception as problem:
             self.is_off = True
-            self.counts.note(
-                str(problem) if isinstance(problem, NotRecorded) else f"{type(problem).__name__}: {problem}"
-            )
+            self.counts.note(str(problem) if isinstance(problem, Refused) else f"{type(problem).__name__}: {problem}")
             return None
         del results, inputs
         recorded.own(POOL)

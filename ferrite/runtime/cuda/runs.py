@@ -23,13 +23,13 @@ from ferrite.codegen import ArenaPart, KernelCall, RunTable
 from ferrite.codegen.llvm import IMMEDIATE, LaunchStep, Loaded, TableAddress, bound, launches, pack_launches
 from ferrite.codegen.triton import table_words, written_at_once
 from ferrite.machines import gpu_machine
-from ferrite.runtime.cuda.compile import ALIGNED
+from ferrite.runtime.cuda.compile import ALIGNED_BYTES
 from ferrite.runtime.cuda.driver import Driver, Function, Graph
 from ferrite.runtime.cuda.kernels import CudaKernel
 
 MAX_PROGRAMS = launches.MAX_PROGRAMS
 NO_ARENA = 1  # as its address: no multiple of 16, so that the native function leaves the call to Python
-WORD = 8  # bytes
+WORD_BYTES = 8  # bytes
 MAX_VARIANTS = 4  # of a run, by which pointers are not aligned; then one for all others
 
 
@@ -90,7 +90,7 @@ class CudaRun(TableAddress):
         if slots[0] == NO_ARENA:
             self.run_without_arena(stream, slots)
             return 0
-        strays = frozenset(slot for slot in self.promised() if slots[slot] % ALIGNED)
+        strays = frozenset(slot for slot in self.promised() if slots[slot] % ALIGNED_BYTES)
         if strays and self.launcher is not None and not self.strays:
             return self.variant(strays)(stream, *words)
         with self.driver.on(self.device):
@@ -121,7 +121,7 @@ class CudaRun(TableAddress):
         if programs > MAX_PROGRAMS:
             raise RuntimeError(f"a kernel would need {programs} programs; a GPU starts {MAX_PROGRAMS} at most")
         kernel, arguments = step.kernel, [word(argument, slots) for argument in step.given]
-        strays = step.stray(lambda argument: word(argument, slots) % ALIGNED != 0)
+        strays = step.stray(lambda argument: word(argument, slots) % ALIGNED_BYTES != 0)
         kernel, function = self.without(step, strays) if strays else (kernel, self.loaded(step))
         arguments += [word(each, slots) for each in self.fixed(step, kernel)]
         self.driver.launch(function, programs, kernel.threads, kernel.shared, stream, arguments)
@@ -248,7 +248,7 @@ def grouped_steps(
     for count in written_at_once(len(words)):
         some = words[start : start + count]
         some += [(IMMEDIATE, 0)] * (count - len(some))
-        call_of_writer = KernelCall(call.kernel, ((slot, offset + WORD * start), *some))
+        call_of_writer = KernelCall(call.kernel, ((slot, offset + WORD_BYTES * start), *some))
         yield PreparedLaunch(writers[count], call_of_writer, place, is_table=True)
         start += count
     yield PreparedLaunch(kernel, KernelCall(call.kernel, ((slot, offset),)), place, addresses)
@@ -269,7 +269,7 @@ def run_of(
     run.strays, run.variants = strays, {}
     run.needs = memory, launcher
     run.device = int(table.device.partition(":")[2] or 0)
-    if any(offset % ALIGNED for step in steps for _slot, offset in step.promised.values()):
+    if any(offset % ALIGNED_BYTES for step in steps for _slot, offset in step.promised.values()):
         run.launcher = None
         return run  # nothing in a table says which steps are never aligned
     return bound(launcher.address, run) if launcher else run

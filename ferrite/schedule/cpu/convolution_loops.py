@@ -46,7 +46,7 @@ from ferrite.schedule.fusion.accesses import likely
 from ferrite.schedule.loops.axes import Body, collapse, nested, replaced
 from ferrite.schedule.loops.statements import Parts
 
-FAR = 1 << 40  # a step in memory that is not known
+UNKNOWN_STEP = 1 << 40  # a step in memory that is not known
 
 
 def convolution_loops(convolution: Convolution, parts: Sequence[Parts], machine: Machine) -> Body:
@@ -141,7 +141,7 @@ class ConvolutionTiles(TiledSums):
 
     def in_order_of(self, factor: Load) -> list[Axis]:
         """What a piece goes over, as a factor does in memory."""
-        steps = {item: likely(step_along(factor, item) or ZERO, FAR) for item in self.convolution.summed}
+        steps = {item: likely(step_along(factor, item) or ZERO, UNKNOWN_STEP) for item in self.convolution.summed}
         order = sorted(self.convolution.summed, key=lambda item: -steps[item])
         return [self.piece if item is self.longest else item for item in order]
 

@@ -17,7 +17,7 @@ from ferrite.machines import GpuMachine
 I32, I64 = torch.int32, torch.int64
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32)
-HALF = 32  # bits of the place, and its mark
+PLACE_BITS = 32  # bits of the place, and its mark
 GREATEST = (1 << 31) - 1
 
 
@@ -45,7 +45,7 @@ def in_registers(
         value = key_of(found, key.dtype, operation.descending)
         stores.append(Store(values.buffer, values.coordinates, cast(value, buffers[values.buffer].dtype)))
     if places is not None:
-        lower = op("bitwise_and", found, const((1 << HALF) - 1, I64))
+        lower = op("bitwise_and", found, const((1 << PLACE_BITS) - 1, I64))
         place = op("bitwise_right_shift", lower, const(1, I64))
         stores.append(Store(places.buffer, places.coordinates, cast(place, buffers[places.buffer].dtype)))
     yield Compute(operation.axes, tuple(stores), operation.origin)
@@ -65,11 +65,11 @@ def with_place(key: Expr, operation: Sort) -> Expr:
     else:
         order = cast(key, I32)
     order = op("bitwise_not", order) if operation.descending else order
-    return op("bitwise_or", op("bitwise_left_shift", cast(order, I64), const(HALF, I64)), lower)
+    return op("bitwise_or", op("bitwise_left_shift", cast(order, I64), const(PLACE_BITS, I64)), lower)
 
 
 def key_of(packed: Expr, dtype: torch.dtype, descending: bool) -> Expr:
-    order = cast(op("bitwise_right_shift", packed, const(HALF, I64)), I32)
+    order = cast(op("bitwise_right_shift", packed, const(PLACE_BITS, I64)), I32)
     order = op("bitwise_not", order) if descending else order
     if dtype not in FLOATS:
         return cast(order, dtype)

@@ -29,7 +29,7 @@ from ferrite.passes.post_grad.distributed.exchanges import Exchange
 DECISIONS = "decisions about collectives"
 Decision = list[Any]  # of numbers, and of lists of numbers
 # Seconds to wait for what others say of their memory. A rank that does not ask in this time has not asked for copies.
-PATIENCE = 60.0
+PATIENCE_SECONDS = 60.0
 YES, NO = "yes", "no"
 
 
@@ -113,7 +113,7 @@ def all_say(store: Any, ranks: Sequence[int], key: str, here: bool) -> bool:
 
 def others_say(store: Any, votes: list[str]) -> bool:
     try:
-        store.wait(votes, datetime.timedelta(seconds=PATIENCE))
+        store.wait(votes, datetime.timedelta(seconds=PATIENCE_SECONDS))
     except RuntimeError:  # in time
         return False
     return all(store.get(vote).decode() == YES for vote in votes)

@@ -20,7 +20,7 @@ from ferrite.passes.post_grad.distributed.agreement import all_share_memory, dec
 from ferrite.passes.post_grad.distributed.exchanges import COPIES, MEMBERS, WHY, Exchange, copies_of
 from ferrite.passes.post_grad.distributed.node_order import Layout
 from ferrite.passes.post_grad.distributed.overlap import layout_of
-from ferrite.passes.post_grad.distributed.settings import LowContention, chosen
+from ferrite.passes.post_grad.distributed.settings import MB, LowContention, chosen
 from ferrite.passes.post_grad.distributed.shared_memory import (
     is_product_in_shared_memory,
     refuse_memory,
@@ -28,8 +28,6 @@ from ferrite.passes.post_grad.distributed.shared_memory import (
 )
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Writer, inherit
-
-MB = 1e6
 
 
 @graph_pass(stage="post_grad", with_collectives=True)
