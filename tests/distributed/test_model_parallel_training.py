@@ -352,6 +352,7 @@ OF_FOUR: Mapping[str, Program] = {
     "tensor parallel": tensor_parallel(),
     "a pipeline of four": pipeline("Schedule1F1B"),
     "a ring of four": ring_is_the_whole,
+    "experts, as the router says": experts(None),
 }
 
 
