@@ -2,6 +2,7 @@
 
     python -m bench.distributed_forecast --step         a training step of seven billion parameters on 64 ranks
     python -m bench.distributed_forecast --passes       how long the passes take, by the number of collectives
+    python -m bench.distributed_forecast --compile      how long `torch.compile` takes, by the number of collectives
 
 The step has the sizes of a transformer with 32 layers of width 4096. Parameters are spread over 8 ranks of a machine
 (tensor and sequence parallel), and each part over 8 machines (FSDP, gathered again for the gradients). One graph of
@@ -27,6 +28,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import register_flop_formula
 
+import ferrite
 from bench.measure import write
 from bench.report import in_markdown, show
 from ferrite.machines import Link, by_device, gpu_machine, network_of
@@ -311,18 +313,18 @@ def assumptions(chosen: argparse.Namespace, computing: Mapping[str, float]) -> l
 # --- how long passes take ---------------------------------------------------------------------------------------------
 
 
+def chained(x: torch.Tensor, *shards: torch.Tensor) -> list[torch.Tensor]:
+    found = []
+    for shard in shards:
+        x = torch.relu(x @ gathered(shard, "0", 8))
+        found.append(scattered(x.t() @ x, "0", 8))
+    return found
+
+
 def chain(number: int) -> torch.fx.GraphModule:
     """Half as many gathers and half as many scatters as asked for, a product between each two."""
-
-    def fn(x: torch.Tensor, *shards: torch.Tensor) -> list[torch.Tensor]:
-        found = []
-        for shard in shards:
-            x = torch.relu(x @ gathered(shard, "0", 8))
-            found.append(scattered(x.t() @ x, "0", 8))
-        return found
-
     with FakeTensorMode(), torch.no_grad():
-        return make_fx(fn)(torch.empty(64, 64), *(torch.empty(8, 64) for _ in range(number // 2)))
+        return make_fx(chained)(torch.empty(64, 64), *(torch.empty(8, 64) for _ in range(number // 2)))
 
 
 def times_of_passes(chosen: argparse.Namespace) -> None:
@@ -343,6 +345,38 @@ def times_of_passes(chosen: argparse.Namespace) -> None:
         write("distributed-passes", "How long passes over collectives take", in_markdown(columns, rows))
 
 
+STAGES = ("pre_grad", "capture", "joint", "post_grad", "lower", "schedule", "codegen", "load")
+
+
+def times_of_compiles(chosen: argparse.Namespace) -> None:
+    """The same chain through `torch.compile`, from its first call to its result."""
+    dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+    rows = []
+    for number in (20, 125, 250, 500, 1000):
+        inputs = torch.randn(64, 64), *(torch.randn(8, 64) for _ in range(number // 2))
+        torch._dynamo.reset()
+        begin = time.process_time()
+        with torch.no_grad():
+            torch.compile(chained, backend="ferrite", options={"strict": True}, dynamic=False)(*inputs)
+        seconds = time.process_time() - begin
+        stages = ferrite.last_compile().stages
+        shares = (f"{stages[name] / sum(stages.values()):.0%}" for name in STAGES)
+        rows.append((str(number), f"{seconds:.1f}", f"{seconds / number * 1e3:.1f}", *shares))
+    rows = rows[1:]  # the first one imports
+    columns = ("collectives", "s", "ms for each", *STAGES)
+    show("compiling collectives", columns, rows)
+    if chosen.write:
+        text = """
+A chain of gathers, products and scatters through `torch.compile` with `distributed="auto"`, eight imagined ranks,
+nothing cached: seconds of a processor from the first call to its result, Dynamo among them, and each stage's part of
+what behind Dynamo takes."""
+        write(
+            "distributed-compile",
+            "How long graphs of many collectives take to compile",
+            [*in_markdown(columns, rows), *text.split("\n")],
+        )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.distributed_forecast",
@@ -351,12 +385,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--step", action="store_true")
     parser.add_argument("--passes", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--write", action="store_true", help="bench/results/distributed-*-MACHINE.md")
     chosen = parser.parse_args(argv)
     if chosen.passes:
         times_of_passes(chosen)
+    if chosen.compile:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        times_of_compiles(chosen)
     if chosen.step:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -91,6 +91,8 @@ def main() -> None:
 
     # long before the others give up, so that whoever waits for a rank that failed says so itself
     join(setting, rank, patience / 2)
+    if setting.backend == "gloo" and setting.device == "cuda":
+        gather_on_the_cpu()
     say(f"{setting.backend} of {setting.ranks}, on {setting.device}; group {dist.group.WORLD.group_name}")
     torch.manual_seed(0)
     compiles: list[Any] = []
@@ -140,6 +142,28 @@ def join(setting: Setting, rank: int, seconds: float) -> None:
             warnings.simplefilter("ignore", FutureWarning)
             enable_symm_mem_for_group(dist.group.WORLD.group_name)
     dist.barrier()
+
+
+_library = torch.library.Library("_c10d_functional", "IMPL")
+
+
+def gather_on_the_cpu() -> None:
+    """Torch 2.11 dies of a segmentation fault where gloo gathers tensors that are on a GPU by a functional operator,
+    in eager, too. From here on such tensors are gathered on the CPU."""
+    functional = torch.ops._c10d_functional
+
+    def together(inputs: list[torch.Tensor], ranks: int, group: str) -> list[torch.Tensor]:
+        given = functional.all_gather_into_tensor_coalesced([each.cpu() for each in inputs], ranks, group)
+        return [functional.wait_tensor(each).to(inputs[0].device) for each in given]
+
+    def alone(x: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+        return functional.wait_tensor(functional.all_gather_into_tensor(x.cpu(), ranks, group)).to(x.device)
+
+    def into(x: torch.Tensor, ranks: int, group: str, *, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(alone(x, ranks, group))
+
+    for name, kernel in {"": alone, "_out": into, "_coalesced": together}.items():
+        _library.impl(f"all_gather_into_tensor{name}", kernel, "CUDA")
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -197,9 +221,11 @@ def rule_programs() -> dict[str, Program]:
 def shared_memory_programs() -> dict[str, Program]:
     from tests.distributed.rule_programs import PROGRAMS
     from tests.distributed.test_passes_on_ranks import work
+    from tests.distributed.test_shared_memory import on_gpus
 
     chosen = [each for each in PROGRAMS if each.has_memory or "async_tp" in each.distributed]
-    return {f"rule {each.name}": must_fire(work(each, in_test_mode=False), each) for each in chosen}
+    found = {f"rule {each.name}": must_fire(work(each, in_test_mode=False), each) for each in chosen}
+    return found | on_gpus()
 
 
 def must_fire(program: Program, described: Any) -> Program:

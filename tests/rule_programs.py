@@ -236,6 +236,19 @@ class Equal(nn.Module):
         return x @ self.weight.exp() + x.sin() @ self.weight.to(x.dtype, copy=True).exp()
 
 
+class ByteLinear(nn.Module):
+    """Bytes times a constant matrix of bytes."""
+
+    weight: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", (torch.arange(18 * 32) % 255 - 127).view(18, 32).to(torch.int8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch._int_mm(x, self.weight.t())
+
+
 class Int8Projections(nn.Module):
     """Weights of 8 bits with a scale for each row."""
 
@@ -503,6 +516,12 @@ WRITTEN_OUT: tuple[Program, ...] = (
         partial(nn.Linear, 32, 18), randn((5, 32)), ("weights_in_panels",), **frozen(own_products="always"), terms=32.0
     ),
     Program(
+        ByteLinear,
+        lambda: [torch.randint(-128, 128, (20, 32), dtype=torch.int8)],
+        ("bytes_in_panels",),
+        **frozen(own_products="always"),
+    ),
+    Program(
         partial(nn.Conv2d, 4, 18, 3),
         randn((2, 4, 6, 5)),
         ("channels_in_panels",),
@@ -647,6 +666,14 @@ FROZEN_MISSES: tuple[Program, ...] = (
     Program(Scaled, randn((4, 16)), not_here=("weights_by_rows",), **frozen(weight_layouts="off")),
     Program(Apart, randn((2, 4, 6, 6)), not_here=("fold_conv_bn", "fold_batch_norm"), **FROZEN),
     Program(partial(Normed, 16), randn((2, 16, 32, 32)), not_here=("weights_channels_last",), **FROZEN, terms=16.0),
+    Program(partial(nn.Linear, 32, 18), randn((5, 32)), not_here=("weights_in_panels",), **FROZEN, terms=32.0),
+    Program(partial(nn.Conv2d, 4, 18, 3), randn((2, 4, 6, 5)), not_here=("channels_in_panels",), **FROZEN, terms=36.0),
+    Program(
+        ByteLinear,
+        lambda: [torch.randint(-128, 128, (20, 32), dtype=torch.int8)],
+        not_here=("bytes_in_panels",),
+        **frozen(own_products="always", weight_layouts="off"),
+    ),
     Program(Projections, randn((4, 16)), not_here=("merge_sibling_products",), **frozen(horizontal="off")),
     Program(
         Copied, lambda: [torch.randn(4, 4, dtype=torch.float64)], not_here=("to_copy_noop",), **FROZEN, exact=False

@@ -170,6 +170,11 @@ def _exists(operator: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel(operator.name()))
 
 
+def has_kernel(operator: Any, device: str) -> bool:
+    """Whether an operator of a backend alone runs on tensors of a kind of device, itself and not by others."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), device.upper()))
+
+
 def _signature(operator: Any) -> list[tuple[str, str]]:
     return [(item.name, str(item.type)) for item in operator._schema.arguments]
 

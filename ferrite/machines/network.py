@@ -108,13 +108,19 @@ class Network:
         for place, links in zip(PLACES, (self.inside, self.between), strict=True):
             lines += ["", place]
             for kind, link in links.items():
-                lines.append(f"    {kind}: {link.latency * 1e6:.1f} us, {link.bandwidth / 1e9:.2f} GB/s")
+                lines.append(f"    {kind}: {link.latency * 1e6:.1f} us, {decimal(link.bandwidth / 1e9)} GB/s")
         return "\n".join(lines) + "\n"
 
 
 def steps(kind: str, ranks: int) -> int:
     """How often a message is passed on: messages that are so small that this matters go along a tree."""
     return 1 if kind in ("send", "all_to_all") else max(math.ceil(math.log2(ranks)), 1)
+
+
+def decimal(number: float) -> str:
+    """With two decimals, and more of them where less than three digits were left: 300.00, 0.00123."""
+    digits = 2 if number >= 1 else 2 - math.floor(math.log10(number))
+    return f"{number:.{digits}f}"
 
 
 def parse_network(text: str) -> Network:

@@ -6,6 +6,7 @@ A program for each pass, on two ranks that exchange data. A pass that has none h
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from ferrite.passes.post_grad.distributed.exchanges import exchanges_in
 from ferrite.pipeline import PassContext, Pipeline, run_pipeline
 from tests.compare import compile_strict, reset
 from tests.distributed.programs import gathered, reduced, scattered
+from tests.distributed.test_passes_on_ranks import shared_memory
 from tests.graphs import traced_with_fakes
 from tests.ranks import assert_none_failed, on_ranks, outcomes
 
@@ -42,11 +44,13 @@ def shared(x: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True)
 class Case:
     """`program` is given a batch, two parameters, and a function that it calls on what may be written at that place.
-    `settings`: the option `distributed`. `any_batch`: what it sends does not depend on the batch."""
+    `settings`: the option `distributed`. `any_batch`: what it sends does not depend on the batch. `has_memory`: ranks
+    share memory, where copies are collectives."""
 
     program: Program
     settings: Any
     any_batch: bool = True
+    has_memory: bool = False
 
 
 def parameter_in_an_input(x: torch.Tensor, p: torch.Tensor, q: torch.Tensor, write: Write) -> Any:
@@ -122,9 +126,13 @@ def moved(x: torch.Tensor, p: torch.Tensor, q: torch.Tensor, write: Write) -> An
     return total, reduced(p), z @ p
 
 
+COPIES = {"low_contention": {"min_mb": 0, "ignore_overlap": True}}
 CASES: Mapping[str, tuple[Case, ...]] = {
     "remove_fsdp2_unsharded_param_graph_input_usage": (Case(parameter_in_an_input, "auto"),),
-    "micro_pipeline_tp_pass": (Case(products_beside_collectives, {"async_tp": {}}, any_batch=False),),
+    "micro_pipeline_tp_pass": (
+        Case(products_beside_collectives, {"async_tp": {}}, any_batch=False),
+        Case(products_beside_collectives, {"async_tp": {}}, any_batch=False, has_memory=True),
+    ),
     "fuse_ddp_communication": (Case(averages, {"ddp_fuse": {}}), Case(averages, "auto")),
     "decompose_collectives": (Case(shared_rows, ["decompose_comms"]),),
     "dedup_reduce_scatter": (Case(sums_of_sums, ["dedup_reduce_scatter"]), Case(sums_of_sums, "auto")),
@@ -141,10 +149,8 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         Case(gathers, "auto"),
     ),
     "overlap_scheduling": (Case(moved, {"overlap": {}}), Case(moved, "auto")),
-    # where ranks share no memory, as here, it finds nothing to do; elsewhere it puts a call in the place of another
-    "low_contention_collectives": (Case(moved, {"low_contention": {"min_mb": 0}}),),
+    "low_contention_collectives": (Case(moved, COPIES, has_memory=True), Case(gathers, COPIES, has_memory=True)),
 }
-NEVER_HERE = ("low_contention_collectives",)
 
 
 def distributed_passes() -> list[str]:
@@ -189,15 +195,21 @@ def work(name: str) -> Callable[[int], list[Any]]:
     def on_rank(rank: int) -> list[Any]:
         found = []
         for case in CASES[name]:
-            for write in (lambda _: None, add_one):
-                mine, theirs = inputs(rank), inputs(rank)
-                gm, count = after_pass(name, case, write, mine)
-                results, wanted = gm(*mine), case.program(*theirs, write)
-                assert_same([*tree_leaves(results), *mine], [*tree_leaves(wanted), *theirs])
-                found.append((count, [signature(each) for each in exchanges_in(gm.graph)]))
-            if case.any_batch:  # one rank has a batch that takes far longer, by which it would decide otherwise
-                gm, count = after_pass(name, case, lambda _: None, inputs(rank, 16 << (12 * rank)))
-                found.append((count, [signature(each) for each in exchanges_in(gm.graph)]))
+            with shared_memory() if case.has_memory else contextlib.nullcontext():
+                found += outcomes_of(case, rank)
+        return found
+
+    def outcomes_of(case: Case, rank: int) -> list[Any]:
+        found = []
+        for write in (lambda _: None, add_one):
+            mine, theirs = inputs(rank), inputs(rank)
+            gm, count = after_pass(name, case, write, mine)
+            results, wanted = gm(*mine), case.program(*theirs, write)
+            assert_same([*tree_leaves(results), *mine], [*tree_leaves(wanted), *theirs])
+            found.append((count, [signature(each) for each in exchanges_in(gm.graph)]))
+        if case.any_batch:  # one rank has a batch that takes far longer, by which it would decide otherwise
+            gm, count = after_pass(name, case, lambda _: None, inputs(rank, 16 << (12 * rank)))
+            found.append((count, [signature(each) for each in exchanges_in(gm.graph)]))
         return found
 
     return on_rank
@@ -213,8 +225,7 @@ def test_ranks_agree_and_writes_stay_where_they_are(name, on_two_ranks):
     assert_none_failed(on_two_ranks[name])
     first, second = on_two_ranks[name]
     assert first == second, "ranks would not send the same"
-    if name not in NEVER_HERE:
-        assert any(count for count, _ in first), "it never fires: the programs show nothing"
+    assert any(count for count, _ in first), "it never fires: the programs show nothing"
 
 
 def same_collectives_otherwise_bound(rank: int) -> None:

@@ -16,7 +16,17 @@ import torch.distributed as dist
 from torch import nn
 
 import ferrite
-from tests.distributed.training import STRICT, Transformer, batches, compare, compiled, device, loss_of, whole
+from tests.distributed.training import (
+    STRICT,
+    Transformer,
+    batches,
+    compare,
+    compiled,
+    device,
+    loss_of,
+    of_one_layer,
+    whole,
+)
 from tests.ranks import assert_none_failed, outcomes
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
@@ -202,3 +212,17 @@ def found() -> dict[str, list[Any]]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_training_is_that_of_eager(name, found):
     assert_none_failed(found[name])
+
+
+OF_FOUR = ("ddp ddp_optimizer", "ddp, accumulated", "fsdp, mixed precision", "gathered in forward")
+
+
+@pytest.fixture(scope="module")
+def of_four() -> dict[str, list[Any]]:
+    return outcomes({name: of_one_layer(PROGRAMS[name]) for name in OF_FOUR}, world=4, patience=600)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_training_on_four_ranks_is_that_of_eager(name, of_four):
+    assert_none_failed(of_four[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.distributed._functional_collectives as functional
 import ferrite
 from tests.compare import compile_strict, reset
 from tests.distributed.programs import RANKS, collectives, count, gathered, passed, scattered
+from tests.distributed.test_passes_on_ranks import shared_memory
 from tests.graphs import target_names
 from tests.ranks import assert_none_failed, imagined_ranks, outcomes
 
@@ -137,8 +139,6 @@ def test_parts_are_not_put_together_again():
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("dim", [0, 1])
 def test_ranks_that_share_memory_have_one_operator(dim):
-    from torch.distributed import _symmetric_memory as symmetric
-
     def gather(x, w, v):
         rows = functional.all_gather_tensor(x, *world(dim))
         return rows @ w, rows @ v
@@ -147,7 +147,7 @@ def test_ranks_that_share_memory_have_one_operator(dim):
         return functional.reduce_scatter_tensor(x @ w, "sum", *world(dim))
 
     inputs = torch.randn(16, 16, 8), torch.randn(8, 5), torch.randn(8, 7)
-    with symmetric._test_mode():
+    with shared_memory():
         first, second = taken_apart(gather, *inputs), taken_apart(scatter, *inputs)
     assert collectives(first) == collectives(second) == []
     assert target_names(first).count("symm_mem.fused_all_gather_matmul.default") == 1
@@ -157,21 +157,35 @@ def test_ranks_that_share_memory_have_one_operator(dim):
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("dim", [0, 1])
 def test_operators_in_shared_memory_are_called(dim):
-    """Only GPUs have them, so that nothing here can run."""
-    from torch.distributed import _symmetric_memory as symmetric
-
     reset()
     inputs = torch.randn(16, 16, 8), torch.randn(8, 10), torch.randn(10, 8)
     options = {"distributed": {"async_tp": {}, "low_contention": {"min_mb": 0, "ignore_overlap": True}}}
-    with torch.no_grad(), symmetric._test_mode(), pytest.raises(NotImplementedError, match="symm_mem"):
-        compile_strict(layer, options=options, dynamic=False)(*inputs, dim)
+    with torch.no_grad(), shared_memory():
+        found = compile_strict(layer, options=options, dynamic=False)(*inputs, dim)
+    assert found.shape == inputs[0].shape
     source = ferrite.last_compile().graphs[-1].source
     assert source.count("op_symm_mem_fused_all_gather_matmul(") == 1
     assert source.count("op_symm_mem_fused_matmul_reduce_scatter(") == 1
     reset()
-    with torch.no_grad(), symmetric._test_mode(), pytest.raises(NotImplementedError, match="symm_mem"):
+    with torch.no_grad(), shared_memory():
         compile_strict(lambda x: gathered(x) * 2, options=options, dynamic=False)(inputs[0])
     assert "op_symm_mem__low_contention_all_gather(" in ferrite.last_compile().graphs[-1].source
+
+
+@pytest.mark.usefixtures("group")
+def test_operators_in_shared_memory_are_only_called_on_devices_that_have_them():
+    """A group of GPUs may send tensors of CPUs, too."""
+    from torch.distributed import _symmetric_memory as symmetric
+
+    reset()
+    options = {"distributed": {"async_tp": {}, "low_contention": {"min_mb": 0, "ignore_overlap": True}}}
+    inputs = torch.randn(16, 16, 8), torch.randn(8, 10), torch.randn(10, 8)
+    with torch.no_grad(), symmetric._test_mode():
+        compile_strict(layer, options=options, dynamic=False)(*inputs, 0)
+    assert "op_symm_mem_" not in ferrite.last_compile().graphs[-1].source
+    reasons = [each.why for each in ferrite.last_compile().communication.graphs[-1][1].collectives]
+    assert len(reasons) == 4
+    assert all("no such operator in shared memory for cpu" in reason for reason in reasons)
 
 
 @pytest.mark.usefixtures("group")
@@ -184,8 +198,6 @@ def test_operators_in_shared_memory_are_called(dim):
     ],
 )
 def test_large_collectives_are_copies_where_ranks_share_memory(settings, has_memory, why):
-    from torch.distributed import _symmetric_memory as symmetric
-
     def fn(x, y):
         begun = torch.ops._c10d_functional.all_gather_into_tensor(x, RANKS, "0")
         z = y @ y
@@ -195,10 +207,7 @@ def test_large_collectives_are_copies_where_ranks_share_memory(settings, has_mem
         steps = ("low_contention_collectives",)
         return passed(fn, torch.randn(4, 8), torch.randn(8, 8), steps=steps, distributed={"low_contention": settings})
 
-    if has_memory:
-        with symmetric._test_mode():
-            gm = work()
-    else:
+    with shared_memory() if has_memory else contextlib.nullcontext():
         gm = work()
     names = target_names(gm)
     assert ("symm_mem._low_contention_all_gather.default" in names) == (why is None)

@@ -216,6 +216,7 @@ class GatheredAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         query, key, value = self.project(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        key, value = (each.contiguous() for each in (key, value))  # as NCCL wants them
         key, value = (functional.all_gather_tensor_autograd(each, 2, dist.group.WORLD) for each in (key, value))
         rows = torch.arange(query.shape[2]) + dist.get_rank() * query.shape[2]
         mask = rows[:, None] >= torch.arange(key.shape[2])
@@ -351,6 +352,7 @@ OF_FOUR: Mapping[str, Program] = {
     "tensor parallel": tensor_parallel(),
     "a pipeline of four": pipeline("Schedule1F1B"),
     "a ring of four": ring_is_the_whole,
+    "experts, as the router says": experts(None),
 }
 
 

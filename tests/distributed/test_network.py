@@ -42,6 +42,13 @@ def test_a_record_is_read_as_it_was_written():
     )
 
 
+@pytest.mark.parametrize("bandwidth", [3.5e11, 1e9, 1.23e6, 4.0])
+def test_slow_links_are_written_and_read(bandwidth):
+    network = Network({"any": Link(1e-5, bandwidth)}, {"any": Link(2e-5, bandwidth)}, 8, "a test", 3e-5)
+    found = parse_network(str(network)).link("all_gather", GroupShape(2))
+    assert found.bandwidth == pytest.approx(bandwidth, rel=5e-3)
+
+
 def test_a_record_may_say_nothing_of_calls():
     text = str(NETWORK).replace("call: 30.0 us\n", "")
     assert parse_network(text).call == pytest.approx(4e-6)

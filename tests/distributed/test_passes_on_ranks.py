@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 import ferrite
 from tests.compare import compile_strict, reset
 from tests.distributed.programs import c10d
-from tests.distributed.rule_programs import NEAR_MISSES, PROGRAMS, RANKS, RankProgram
+from tests.distributed.rule_programs import NEAR_MISSES, PROGRAMS, RankProgram
 from tests.fired import fired
 from tests.ranks import assert_none_failed, outcomes
 
@@ -27,14 +27,27 @@ def shared_memory() -> Iterator[Any]:
     from torch.distributed import _symmetric_memory as symmetric
 
     def gather(x: torch.Tensor, group: str) -> torch.Tensor:
-        return c10d.wait_tensor(c10d.all_gather_into_tensor(x, RANKS, group))
+        return c10d.wait_tensor(c10d.all_gather_into_tensor(x, dist.get_world_size(), group))
 
     def scatter(x: torch.Tensor, op: str, group: str) -> torch.Tensor:
-        return c10d.wait_tensor(c10d.reduce_scatter_tensor(x, op, RANKS, group))
+        return c10d.wait_tensor(c10d.reduce_scatter_tensor(x, op, dist.get_world_size(), group))
+
+    def in_order(x: torch.Tensor, dim: int) -> torch.Tensor:
+        """As torch's operators lay their results out."""
+        return x.movedim(dim, 0).contiguous().movedim(0, dim)
+
+    def gather_products(x: torch.Tensor, rights: Any, dim: int, group: str, return_A: bool = True) -> Any:
+        whole = in_order(torch.cat(gather(x, group).chunk(dist.get_world_size()), dim), dim)
+        return whole if return_A else None, [in_order(whole @ right, dim) for right in rights]
+
+    def scatter_product(x: torch.Tensor, right: torch.Tensor, op: str, dim: int, group: str) -> torch.Tensor:
+        return scatter(torch.cat((x @ right).chunk(dist.get_world_size(), dim)), op, group)
 
     with torch.library._scoped_library("symm_mem", "IMPL") as library, symmetric._test_mode():
         library.impl("_low_contention_all_gather", gather, "CPU")
         library.impl("_low_contention_reduce_scatter", scatter, "CPU")
+        library.impl("fused_all_gather_matmul", gather_products, "CPU")
+        library.impl("fused_matmul_reduce_scatter", scatter_product, "CPU")
         yield library
 
 

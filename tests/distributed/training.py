@@ -108,7 +108,8 @@ def train(
     `prepare` is called before each batch."""
     torch.manual_seed(0)
     module, called = make()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    # one by one: torch's lists of tensors take no module of which a part alone is spread
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, foreach=False)
     losses, gradients = [], list[torch.Tensor]()
     for step, (x, y) in enumerate(data):
         prepare(module, step)

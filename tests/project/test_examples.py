@@ -118,14 +118,15 @@ def test_tour(tmp_path):
     shutil.rmtree(Path(page).parent)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+ON_TWO_PROCESSES = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
     reason="this torch has no torch.distributed with gloo",
 )
-def test_fsdp2(tmp_path):
-    """Two processes, as torchrun starts them, on the loopback."""
-    place = tmp_path / "meeting"
+
+
+def printed_by_two(name, folder):
+    """What the first of two processes prints, as torchrun starts them, on the loopback."""
+    place = folder / "meeting"
     code = ONE_THREAD.replace(
         "import runpy",
         "import os, torch.distributed as dist; begin, rank = dist.init_process_group, int(os.environ['RANK'])\n"
@@ -133,15 +134,35 @@ def test_fsdp2(tmp_path):
     )
     both = {"WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
-        FreshProcess(
-            "-c", code, str(EXAMPLES / "fsdp2.py"), env={**os.environ, **both, "RANK": str(rank)}, cwd=tmp_path
-        )
+        FreshProcess("-c", code, str(EXAMPLES / name), env={**os.environ, **both, "RANK": str(rank)}, cwd=folder)
         for rank in range(2)
     ]
     first, second = (rank.result() for rank in ranks)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    printed = first.stdout
+    return first.stdout
+
+
+def assert_losses_are_those_of_eager(printed):
     losses = re.findall(r"^step \d: loss ([\d.]+), in eager on one process ([\d.]+)$", printed, re.M)
     assert len(losses) == 4
     assert all(abs(float(ours) - float(eager)) < 1e-5 for ours, eager in losses)
+
+
+@pytest.mark.slow
+@ON_TWO_PROCESSES
+def test_fsdp2(tmp_path):
+    printed = printed_by_two("fsdp2.py", tmp_path)
+    assert_losses_are_those_of_eager(printed)
     assert re.search(r"^forward, backward, forward, backward: [1-9]\d* kernels$", printed, re.M)
+
+
+@pytest.mark.slow
+@ON_TWO_PROCESSES
+def test_tensor_parallel(tmp_path):
+    printed = printed_by_two("tensor_parallel.py", tmp_path)
+    assert_losses_are_those_of_eager(printed)
+    counts = re.findall(r"^\w+: (\d+) collectives, (\d+) as products begin with parts$", printed, re.M)
+    assert len(counts) == 2
+    assert all(int(parts) > int(captured) > 0 for captured, parts in counts)
+    assert "'micro_pipeline_all_gather'" in printed
+    assert "'micro_pipeline_reduce_scatter'" in printed

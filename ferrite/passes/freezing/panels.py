@@ -193,8 +193,8 @@ def byte_linear(x: Any) -> Any:
     return aten._int_mm.default(x, bytes_of(18, 32).t())
 
 
-def byte_matrix(x: Any, inner: int = 32) -> Any:
-    return aten._int_mm.default(x, bytes_of(inner, 18))
+def byte_matrix(inner: int) -> Any:
+    return lambda x: aten._int_mm.default(x, bytes_of(inner, 18))
 
 
 def linear(x: Any) -> Any:
@@ -249,8 +249,8 @@ BYTES_IN_PANELS = NodeRule(
     rewrite=bytes_in_panels,
     examples=(
         Case("a linear layer", byte_linear, given_bytes((5, 32)), ALWAYS),
-        Case("a matrix by rows", byte_matrix, given_bytes((5, 32)), ALWAYS),
-        Case("sums that are no multiple of four long", lambda x: byte_matrix(x, 33), given_bytes((5, 33)), ALWAYS),
+        Case("a matrix by rows", byte_matrix(32), given_bytes((5, 32)), ALWAYS),
+        Case("sums that are no multiple of four long", byte_matrix(33), given_bytes((5, 33)), ALWAYS),
     ),
     near_misses=(
         Case("it does not pay", byte_linear, given_bytes((5, 32))),

@@ -174,11 +174,12 @@ NOOPS = (
             case("eval mode", lambda x: F.dropout(x, 0.5, training=False) + 1),
             case("nothing dropped", lambda x: F.dropout(x, 0.0, True) + 1),
             case("alpha_dropout", lambda x: F.alpha_dropout(x, 0.5) + 1),
-            case("dropout2d", lambda x: F.dropout2d(x, 0.5, training=False) + 1, floats(1, 2, 2, 2)),
+            case("dropout2d", lambda x: F.dropout2d(x, 0.5, training=False) + 1, floats(2, 2, 2, 2)),
         ),
         near_misses=(
             case("training", lambda x: F.dropout(x, 0.5, True) + 1),
             case("the input returned", lambda x: F.dropout(x, 0.5, False)),
+            case("one image with a gradient", lambda x: F.dropout2d(x, 0.5, training=False) + 1, floats(1, 2, 2, 2)),
         ),
     ),
     NodeRule(

@@ -4,12 +4,13 @@
 
 They need memory that the ranks of a group share, which torch has on GPUs once `enable_symm_mem_for_group` was called;
 elsewhere, as on CPUs, and where one rank of a group cannot open the memory of the others, collectives stay as they are,
-with that for a reason.
+with that for a reason. So do those on lists, and into memory that is there; and what torch's operators do not do as a
+collective does it (`shared_memory`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -20,6 +21,11 @@ from ferrite.passes.post_grad.distributed.exchanges import COPIES, MEMBERS, WHY,
 from ferrite.passes.post_grad.distributed.node_order import Layout
 from ferrite.passes.post_grad.distributed.overlap import layout_of
 from ferrite.passes.post_grad.distributed.settings import MB, LowContention, chosen
+from ferrite.passes.post_grad.distributed.shared_memory import (
+    is_product_in_shared_memory,
+    refuse_memory,
+    refuse_operator,
+)
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Writer, inherit
 
@@ -34,19 +40,29 @@ def low_contention_collectives(gm: torch.fx.GraphModule, context: PassContext) -
     groups = dict.fromkeys(each.group for each in layout.exchanges if each.start.target in COPIES)
     sharing = {group for group in groups if all_share_memory(group)}
     spans = {each.start: span(each, layout) for each in layout.exchanges}
+    products = [place for place, node in enumerate(layout.nodes) if is_product_in_shared_memory(node)]
+    impossible = {
+        number: refusal
+        for number, exchange in enumerate(layout.exchanges)
+        if (refusal := refuse_copies(exchange, spans[exchange.start], products, sharing)) is not None
+    }
+    for number, refusal in impossible.items():
+        layout.exchanges[number].start.meta.setdefault(WHY, refusal.reason)
 
     def own_choice() -> list[int]:
         found = []
         for number, exchange in enumerate(layout.exchanges):
-            if exchange.start.target in COPIES:
-                refusal = refuse(exchange, layout, settings, spans, sharing)
-                if refusal is None:
-                    found.append(number)
-                else:
-                    exchange.start.meta.setdefault(WHY, refusal.reason)
+            if number in impossible:
+                continue
+            refusal = refuse(exchange, layout, settings, spans)
+            if refusal is None:
+                found.append(number)
+            else:
+                exchange.start.meta.setdefault(WHY, refusal.reason)
         return found
 
-    what = f"copies for {len(sharing)} of {len(groups)} groups"
+    # what is possible is among what ranks must have in common: nobody does what another has decided for another graph
+    what = f"copies for {len(sharing)} of {len(groups)} groups, but {sorted(impossible)}"
     decided = decide(gm, what, context.options, layout.exchanges, layout.freedom(), own_choice)
     writer, count = Writer(gm.graph, mode_of(gm.graph)), 0
     for number in decided:
@@ -62,17 +78,31 @@ def span(exchange: Exchange, layout: Layout) -> tuple[int, int]:
     return layout.place[exchange.start], min(layout.place[wait] for wait in exchange.waits)
 
 
+def refuse_copies(
+    exchange: Exchange, between: tuple[int, int], products: Sequence[int], sharing: Collection[str]
+) -> Refusal | None:
+    """Why a collective cannot be copies; None where it can. `between`: where it begins and is waited for. `products`:
+    places of products in shared memory. `sharing`: groups whose ranks share memory."""
+    start = exchange.start
+    if start.target not in COPIES or start.kwargs:
+        return Refusal("it is not one tensor of each rank, into memory of its own")
+    operator = copies_of(start.target)
+    if exchange.group not in sharing or operator is None:
+        return Refusal("the ranks of its group share no memory")
+    begin, end = between
+    if any(begin < place < end for place in products):
+        return Refusal("a product in the same shared memory is computed while it is on its way")
+    return refuse_operator(exchange, operator) or refuse_memory(exchange)
+
+
 def refuse(
     exchange: Exchange,
     layout: Layout,
     settings: LowContention,
     spans: Mapping[torch.fx.Node, tuple[int, int]],
-    sharing: Collection[str],
 ) -> Refusal | None:
-    """Why a collective stays as it is; None where it is to be copies. `sharing`: groups whose ranks share memory."""
-    if exchange.group not in sharing or copies_of(exchange.start.target) is None:
-        return Refusal("the ranks of its group share no memory")
-    if exchange.start.kwargs or min(exchange.given, exchange.result) < settings.min_mb * MB:
+    """Why a collective is not to be copies; None where it is."""
+    if min(exchange.given, exchange.result) < settings.min_mb * MB:
         return Refusal("a rank has less of it than min_mb says")
     if settings.ignore_overlap:
         return None

@@ -8,7 +8,8 @@
 
 So one part is on its way while another is multiplied. Each row of a product and each sum over ranks is computed as
 before. Where the ranks of a group share memory (GPUs, once `enable_symm_mem_for_group` was called), torch has one
-operator for a gather with its products, and one for a product with its reduce-scatter: those are called.
+operator for a gather with its products, and one for a product with its reduce-scatter: those are called, where they do
+what the collective does (`shared_memory`), and parts are made elsewhere.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from ferrite.passes.post_grad.distributed.exchanges import (
 )
 from ferrite.passes.post_grad.distributed.overlap import layout_of, limits_for
 from ferrite.passes.post_grad.distributed.settings import AsyncTp, Overlap, chosen
+from ferrite.passes.post_grad.distributed.shared_memory import refuse_memory, refuse_operator, refuse_words
 from ferrite.passes.post_grad.distributed.timeline import Placement, forecast
 from ferrite.pipeline import PassContext, graph_pass
 from ferrite.rewrite import Writer, inherit
@@ -45,6 +47,7 @@ SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
 # Torch defines these when memory that ranks share is first asked for.
 FUSED_GATHER = "symm_mem.fused_all_gather_matmul.default"
 FUSED_SCATTER = "symm_mem.fused_matmul_reduce_scatter.default"
+NO_MEMORY = Refusal("the ranks of its group share no memory")
 
 
 @graph_pass(stage="post_grad", with_collectives=True)
@@ -64,16 +67,25 @@ def micro_pipeline_tp_pass(gm: torch.fx.GraphModule, context: PassContext) -> in
             exchange.start.meta[WHY] = "what does not need it hides it"
             continue
         found = gathered_product(exchange) if exchange.start.target is ALL_GATHER else scattered_product(exchange)
-        is_fused = exchange.group in sharing
-        refusal = found if isinstance(found, Refusal) else refusal_of(found, settings.chunks, is_fused, regions)
+        apart = refuse_one_operator(exchange) if exchange.group in sharing else NO_MEMORY
+        refusal = found if isinstance(found, Refusal) else refusal_of(found, settings.chunks, apart is None, regions)
         if refusal is not None or isinstance(found, Refusal):
             exchange.start.meta[WHY] = refusal.reason if refusal is not None else ""
             continue
         context.fuel.spend()
-        Parts(gm.graph, found, settings.chunks).write(is_fused)
+        Parts(gm.graph, found, settings.chunks, apart).write()
         context.count(f"micro_pipeline_{exchange.kind}")
         count += 1
     return count
+
+
+def refuse_one_operator(exchange: Exchange) -> Refusal | None:
+    """Why torch's operator for a collective and its products is not called, in a group that shares memory; None where
+    it is."""
+    if exchange.kind == "all_gather":
+        found = refuse_operator(exchange, torch_api.find_operator(FUSED_GATHER))
+        return found or refuse_memory(exchange) or refuse_words(exchange)
+    return refuse_operator(exchange, torch_api.find_operator(FUSED_SCATTER))
 
 
 def hidden_anyway(gm: torch.fx.GraphModule, context: PassContext) -> set[torch.fx.Node]:
@@ -277,10 +289,10 @@ def follows(node: Any, other: torch.fx.Node) -> bool:
 
 
 class Parts:
-    """A pair, written part by part."""
+    """A pair, written part by part, or as one operator. `apart`: why it is not the latter."""
 
-    def __init__(self, graph: torch.fx.Graph, pair: Pair, chunks: int) -> None:
-        self.graph, self.pair, self.chunks = graph, pair, chunks
+    def __init__(self, graph: torch.fx.Graph, pair: Pair, chunks: int, apart: Refusal | None) -> None:
+        self.graph, self.pair, self.chunks, self.apart = graph, pair, chunks, apart
         self.writer = Writer(graph, mode_of(graph))
         self.ranks = pair.exchange.shape.size
         self.start, self.wait = pair.exchange.start, pair.exchange.waits[0]
@@ -288,7 +300,8 @@ class Parts:
         self.rows = sizes[dim] // chunks
         self.part_sizes = [*sizes[:dim], self.rows, *sizes[dim + 1 :]]
 
-    def write(self, is_fused: bool) -> None:
+    def write(self) -> None:
+        is_fused = self.apart is None
         if self.pair.is_gather:
             (self.fused_gather if is_fused else self.gather)()
         else:
@@ -305,6 +318,8 @@ class Parts:
         inherit(node, like)
         if target in (ALL_GATHER, REDUCE_SCATTER):
             node.meta[PART] = True
+            if self.apart is not None and self.apart is not NO_MEMORY:
+                node.meta[WHY] = f"in parts, as no operator in shared memory does it: {self.apart.reason}"
         return node
 
     def gather(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from ferrite.capture import torch_runtime
 from ferrite.errors import ModelLine, UserError, layout, warn_user
 from ferrite.options import Options
-from ferrite.passes.post_grad.distributed.report import CollectiveRecord, CommunicationRecord
+from ferrite.passes.post_grad.distributed.report import CollectiveRecord, CommunicationRecord, InProductRecord
 from ferrite.passes.post_grad.distributed.settings import SpmdCheck, chosen
 
 
@@ -25,10 +25,12 @@ def check_ranks(record: CommunicationRecord, direction: str, line: ModelLine | N
     store = torch_runtime.store_of_job()
     if store is None:
         return
-    groups: dict[str, list[CollectiveRecord]] = {}
+    groups: dict[str, list[CollectiveRecord | InProductRecord]] = {}
     for each in record.collectives:
         if each.kind != "send":  # what is sent from one to another is no collective
             groups.setdefault(each.group, []).append(each)
+    for product in record.in_products:
+        groups.setdefault(product.group, []).append(product)
     rank = torch.distributed.get_rank()
     for group, members in groups.items():
         subject = f"{group}/{direction}/{line.place if line is not None else ''}"

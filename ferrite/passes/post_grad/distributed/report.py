@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from ferrite.errors import ModelLine
-from ferrite.graph import describe_value, fake_value, has_collectives, leaves, model_line
+from ferrite.graph import argument, describe_value, fake_value, has_collectives, leaves, model_line
 from ferrite.machines import AnyMachine, Network
 from ferrite.options import Options
 from ferrite.passes.post_grad.distributed.agreement import DECISIONS, signature
-from ferrite.passes.post_grad.distributed.exchanges import MEMBERS, WHY, is_tensor
+from ferrite.passes.post_grad.distributed.exchanges import MEMBERS, WHY, bytes_of, is_tensor
 from ferrite.passes.post_grad.distributed.node_order import Layout
 from ferrite.passes.post_grad.distributed.overlap import layout_of
+from ferrite.passes.post_grad.distributed.shared_memory import is_product_in_shared_memory
 from ferrite.passes.post_grad.distributed.timeline import forecast
 
 
@@ -48,6 +50,16 @@ class CollectiveRecord:
 
 
 @dataclass(frozen=True)
+class InProductRecord:
+    """A collective that is part of a product, in memory that ranks share: over when the product is."""
+
+    group: str
+    node: str
+    line: ModelLine | None
+    signature: str
+
+
+@dataclass(frozen=True)
 class CapturedCommunication:
     """The collectives before passes: how many, their seconds, and for how many of them one would wait."""
 
@@ -59,13 +71,14 @@ class CapturedCommunication:
 @dataclass(frozen=True)
 class CommunicationRecord:
     """The collectives of a graph, in the order in which they begin; what computing takes, and all of it. `decisions`:
-    what the ranks of a job have agreed on."""
+    what the ranks of a job have agreed on. `in_products`: those that products do themselves."""
 
     collectives: tuple[CollectiveRecord, ...]
     compute_seconds: float
     total_seconds: float
     captured: CapturedCommunication
     decisions: Mapping[str, str] = field(default_factory=dict)
+    in_products: tuple[InProductRecord, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -111,8 +124,9 @@ def communication_of(
         return None
     layout = layout_of(gm.graph, options, network=network, machine=machine, in_place=True)
     decisions = dict(gm.meta.get(DECISIONS, {}))
+    in_products = tuple(in_product(node) for node in gm.graph.nodes if is_product_in_shared_memory(node))
     if layout is None:
-        return CommunicationRecord((), 0.0, 0.0, captured, decisions)
+        return CommunicationRecord((), 0.0, 0.0, captured, decisions, in_products)
     jobs = [layout.job(exchange) for exchange in layout.exchanges]
     found = forecast(jobs, layout.clock)
     records = []
@@ -138,7 +152,18 @@ def communication_of(
                 signature(exchange),
             )
         )
-    return CommunicationRecord(tuple(records), layout.clock[-1], found.total, captured, decisions)
+    return CommunicationRecord(tuple(records), layout.clock[-1], found.total, captured, decisions, in_products)
+
+
+def in_product(node: torch.fx.Node) -> InProductRecord:
+    """What is sent in a product: rows before it, or its own. Columns of a gathered product are each rank's own."""
+    name = str(node.target).split(".")[1]
+    is_gather = "gather" in name
+    sent: Any = fake_value(node.all_input_nodes[0] if is_gather else node)
+    how = "" if is_gather else f"{argument(node, 'reduce_op')} "
+    dim = argument(node, "gather_dim" if is_gather else "scatter_dim")
+    signature = f"{name} {how}along {dim} of {sent.dtype} {bytes_of(sent)}"
+    return InProductRecord(str(argument(node, "group_name")), node.name, model_line(node), signature)
 
 
 def reason(noted: str | None, exposed: float, layout: Layout, number: int) -> str:
