@@ -10,7 +10,7 @@ import signal
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,6 +94,15 @@ def join(rank: int, world: int, name: str, timeout: float) -> None:
 def assert_none_failed(answers: list[Any]) -> None:
     for rank, answer in enumerate(answers):
         assert not isinstance(answer, Failed), f"rank {rank} failed:\n{answer.text}"
+
+
+def told(answers: Sequence[Any]) -> str:
+    """What one of two ranks that send otherwise was told: the one that came second, whichever that is."""
+    texts = [answer.text if isinstance(answer, Failed) else str(answer) for answer in answers]
+    (found,) = [
+        text for rank, text in enumerate(texts) if f"rank {rank} would not send the same as rank {1 - rank}" in text
+    ]
+    return found
 
 
 def _begin(
