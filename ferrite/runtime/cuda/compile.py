@@ -22,7 +22,7 @@ ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)\s*\(([^)]*)\)")
 PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)")
 READY = "ready"
 IDLE_SECONDS = 60
-ALIGNED_BYTES = 16  # bytes: what Triton calls divisible
+ALIGNED_BYTES = 16  # what Triton calls divisible
 _lock = threading.Lock()  # over Triton's settings, which are a process's
 
 

@@ -19,7 +19,7 @@ from ferrite.runtime.cuda.kernels import CudaKernel
 
 DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-UNASKED_SHARED_BYTES = 48 << 10  # bytes of shared memory that need not be asked for
+UNASKED_SHARED_BYTES = 48 << 10  # shared memory that need not be asked for
 
 
 class Function:

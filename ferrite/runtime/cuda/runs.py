@@ -29,7 +29,7 @@ from ferrite.runtime.cuda.kernels import CudaKernel
 
 MAX_PROGRAMS = launches.MAX_PROGRAMS
 NO_ARENA = 1  # as its address: no multiple of 16, so that the native function leaves the call to Python
-WORD_BYTES = 8  # bytes
+WORD_BYTES = 8
 MAX_VARIANTS = 4  # of a run, by which pointers are not aligned; then one for all others
 
 
